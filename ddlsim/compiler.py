@@ -11,6 +11,8 @@ from __future__ import annotations
 import dis
 import functools
 import importlib
+import os
+import threading
 import types
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
@@ -52,6 +54,8 @@ if TYPE_CHECKING or not LOADS:
 
 else:
     _kernels: list[_Kernel] = []
+    _lock = threading.RLock()  # while code is compiled or loaded; a process then waits before it forks
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
     def kernels() -> list[_Kernel]:
         """Return the kernels of all imported modules."""
@@ -121,42 +125,52 @@ else:
 
         def load(self) -> None:
             """Load the files, unless that has been done."""
-            if self.func != self._first:
-                return
-            self._call(self._other)
-            for code in self.store.codes():
-                self._add(code)
+            with _lock:
+                if self.func == self._first:
+                    function = self._other
+                    for code in self.store.codes():
+                        function = self._loaded(code, function)
+                    self._call(function)
 
-        def _add(self, code: bytes) -> bool:
-            """Load code; return whether the system allows that."""
+        def _loaded(self, code: bytes, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+            """Return the function of loaded code, or `otherwise` if the system does not allow loading it."""
             try:
-                function, address = load(code, self.func)
+                function, address = load(code, otherwise)
             except OSError:
-                return False
-            self._call(function)
+                return otherwise
             self.address = self.address or address
-            return True
+            return function
 
         def _other(self, *arguments: Any) -> Any:
             """Called with arguments of types for which there is no code yet."""
-            kinds = tuple(map(self._exporter.typeof_pyval, arguments))
-            if kinds in self._tried or not self.compile(kinds):
-                _Kernel.uses_numba = True
-                return self.dispatcher(*arguments)
-            return self(*arguments)
+            before, function = self.func, self
+            with _lock:
+                if self.func is before:  # otherwise, another thread has just compiled code
+                    kinds = tuple(map(self._exporter.typeof_pyval, arguments))
+                    if kinds in self._tried or not self.compile(kinds):
+                        _Kernel.uses_numba = True
+                        function = self.dispatcher
+            return function(*arguments)
 
         def compile(self, kinds: tuple[Any, ...]) -> bool:
             """Compile, store and load code for argument types of numba; return whether that is possible."""
-            self.load()
-            self._tried.add(kinds)
-            is_kept()
-            code = _numba("image")(self._exporter, kinds, self._decorator)
-            if code is None or not self._add(code):
-                return False
-            folder, _ = writable_folder()
-            if folder is not None:
-                self.store.add(code, folder)
-            return True
+            with _lock:
+                self.load()
+                is_kept()
+                try:
+                    code = _numba("image")(self._exporter, kinds, self._decorator)
+                except BaseException:  # such as KeyboardInterrupt
+                    vars(self).pop("_exporter", None)  # which may contain incomplete code
+                    raise
+                self._tried.add(kinds)
+                function = self.func if code is None else self._loaded(code, self.func)
+                if function is self.func:
+                    return False
+                self._call(function)
+                folder, _ = writable_folder()
+                if folder is not None:
+                    self.store.add(code, folder)
+                return True
 
         @functools.cached_property
         def _exporter(self) -> Any:

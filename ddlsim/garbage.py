@@ -6,7 +6,7 @@ import io
 import sys
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 @contextmanager
@@ -31,15 +31,21 @@ def let_age() -> None:
 def _skip_last_collections() -> None:
     """Let Python exit without traversing all objects, unless finalizers may do more than free memory (open files)."""
     objects = gc.get_objects()
-    kinds = {kind for kind in set(map(type, objects)) if hasattr(kind, "__del__") and not _only_frees(kind)}
-    streams = [stream for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__) if stream is not None]
-    known = {id(part) for stream in streams for part in (stream, stream.buffer, getattr(stream.buffer, "raw", None))}
-    if all(id(one) in known for one in objects if type(one) in kinds):
-        gc.freeze()
+    with suppress(Exception):  # an application's classes may not be hashable, and its streams may have no buffer
+        kinds = {kind for kind in set(map(type, objects)) if hasattr(kind, "__del__") and not _only_frees(kind)}
+        streams = [stream for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__) if stream is not None]
+        known = {id(each) for one in streams for each in (one, one.buffer, getattr(one.buffer, "raw", None))}
+        if all(id(one) in known or _has_ended(one) for one in objects if type(one) in kinds):
+            gc.freeze()
 
 
 def _only_frees(kind: type) -> bool:
-    return kind in (types.GeneratorType, io.BytesIO) or kind.__module__.partition(".")[0] in ("llvmlite", "numba")
+    return kind is io.BytesIO or kind.__module__.partition(".")[0] in ("llvmlite", "numba")
+
+
+def _has_ended(one: object) -> bool:
+    """Return whether an object is a generator that has nothing left to do; numba's only yield."""
+    return isinstance(one, types.GeneratorType) and not (one.gi_suspended and "/numba/" not in one.gi_code.co_filename)
 
 
 atexit.register(_skip_last_collections)

@@ -122,7 +122,7 @@ def writable_folder() -> tuple[Path | None, bool]:
             tempfile.TemporaryFile(dir=folder).close()
         except OSError:
             continue
-        return folder, True
+        return folder.absolute(), True
     try:
         folder = Path(tempfile.mkdtemp(prefix="ddlsim-"))
     except OSError:
@@ -155,10 +155,11 @@ class Store:
         return f"{self._name}-{_key(self._sources, shipped=shipped)}"
 
     def files(self) -> list[Path]:
-        """Return the files that exist: those of the wheel if they can be used, else those of the cache."""
+        """Return the files that exist, for different argument types: those of the wheel if they can be used, and those
+        of the cache."""
         shipped = _matching(SHIPPED, self._stem(shipped=True)) if _uses_shipped() else []
-        cached = self._stem(shipped=False)
-        return next(filter(None, (shipped, *(_matching(folder, cached) for folder in cache_folders()))), [])
+        stem = self._stem(shipped=False)
+        return [*shipped, *(path for folder in cache_folders() for path in _matching(folder, stem))]
 
     def codes(self) -> Iterator[bytes]:
         """Read the files, except those that are damaged."""
@@ -175,11 +176,13 @@ class Store:
         """Write a file; ignore errors with a warning. Remove old files of other sources, compilers or processors."""
         stem = self._stem(shipped=shipped)
         path = folder / f"{stem}-{hashlib.sha256(code).hexdigest()[:16]}.code"
+        temporary = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
         try:
-            temporary = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
             temporary.write_bytes(hashlib.sha256(path.name.encode() + code).digest() + code)
             os.replace(temporary, path)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
             _warn_once(f"compiled code cannot be cached: {folder}: {error.strerror}; free disk space, or {REMEDY}")
         for other in _matching(folder, f"{self._name}-"):
             with contextlib.suppress(OSError):  # another process may have removed it

@@ -32,6 +32,7 @@ import llvmlite.binding as llvm
 import numba as nb
 from numba.core import caching, compiler, config, event, lowering, typed_passes, types, untyped_passes
 from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.cpu import CPUContext
 from numba.core.errors import NumbaError
@@ -495,6 +496,7 @@ def exported(function: Callable[..., Any], decorator: str) -> Any:
     return nb.njit(**_OPTIONS, **_BARE, pipeline_class=_ExportedWhole)(function)
 
 
+@global_compiler_lock
 def image(compiler: Any, arguments: tuple[Any, ...], decorator: str) -> bytes | None:
     """Compile a function for argument types, and return a header and position-independent machine code.
 

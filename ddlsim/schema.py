@@ -466,15 +466,23 @@ def loaded_from(value: T, source: object) -> T:
     """
     text = source if isinstance(source, str | Path) else text_of(source)
     if text is not None:
-        vars(value)[_TEXT] = text, os.getcwd()
+        vars(value)[_TEXT] = text, _working_folder()
     return value
+
+
+def _working_folder() -> str:
+    """Return the working directory; empty if it has been removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
 
 
 def text_of(value: object) -> str | Path | None:
     """Return the name or path from which an object was loaded; None if it was not."""
     text, folder = cast("tuple[str | Path | None, str]", getattr(value, "__dict__", {}).get(_TEXT, (None, "")))
     at = Path(folder)
-    if text is None or folder == os.getcwd() or not os.path.isfile(at / split_options(str(text), at)[0]):
+    if text is None or folder == _working_folder() or not os.path.isfile(at / split_options(str(text), at)[0]):
         return text
     return at / text  # the working directory has changed
 

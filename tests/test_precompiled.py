@@ -133,6 +133,15 @@ def test_numba_compiles_for_types_of_arguments_that_are_not_precompiled(package,
     """
     done = python(code, package, NUMBA_CACHE_DIR=str(tmp_path))
     assert done.stdout == "[0.0, 2.0] False\n[0.0, 2.0] True\nTrue\nTypingError\n"
+    again = """
+    import sys
+    import numpy as np
+    from ddlsim.nn import row_kernels
+
+    row_kernels.relu(np.ones(2), np.ones(2))
+    print("numba" in sys.modules)
+    """
+    assert python(again, package, NUMBA_CACHE_DIR=str(tmp_path)).stdout == "False\n"
 
 
 @pytest.mark.slow
@@ -149,6 +158,86 @@ def test_changed_sources_are_compiled(package, tmp_path):
     place = {"NUMBA_CACHE_DIR": str(tmp_path / "nothing")}
     assert python(code, changed, **place).stdout == "0 1\n"
     assert python(code, package, **place).stdout == "1 1\n"
+
+
+@pytest.mark.skipif(not compiler.LOADS, reason="needs Linux on x86-64")
+def test_threads_compile_and_load_a_kernel_once(tmp_path):
+    code = """
+    import sys
+    import threading
+    import numpy as np
+    from ddlsim import compiler
+    from ddlsim.nn import row_kernels
+
+    failed, together = [], threading.Barrier(4)
+
+    def work():
+        together.wait()
+        try:
+            for dtype in (np.float32, np.float64):
+                row_kernels.relu(np.ones(2, dtype), np.ones(2, dtype))
+                row_kernels.relu_gradient(np.ones(2, dtype), np.ones(2, dtype))
+        except Exception as error:
+            failed.append(error)
+
+    sys.setswitchinterval(1e-5)
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    print(failed, len(row_kernels.relu.store.files()), compiler._Kernel.uses_numba, "numba" in sys.modules)
+    """
+    place = {"NUMBA_CACHE_DIR": str(tmp_path), "DDLSIM_PRECOMPILED": "0"}
+    assert [python(code, ROOT, **place).stdout for _ in range(2)] == ["[] 2 False True\n", "[] 2 False False\n"]
+
+
+@pytest.mark.skipif(not compiler.LOADS, reason="needs Linux on x86-64")
+def test_an_interrupted_compilation_is_repeated(tmp_path):
+    code = """
+    import numpy as np
+    from ddlsim import code_images, compiler
+    from ddlsim.nn import row_kernels
+
+    class Interrupted(code_images._Image):
+        def __init__(self, data):
+            code_images._Image = Interrupted.__base__
+            raise KeyboardInterrupt
+
+    code_images._Image = Interrupted
+    values = np.array([-1.0, 2.0])
+    try:
+        row_kernels.relu(values, values)
+    except KeyboardInterrupt:
+        print("interrupted")
+    row_kernels.relu(values, values)
+    print(values.tolist(), compiler._Kernel.uses_numba, len(row_kernels.relu.store.files()))
+    """
+    place = {"NUMBA_CACHE_DIR": str(tmp_path), "DDLSIM_PRECOMPILED": "0"}
+    assert python(code, ROOT, **place).stdout == "interrupted\n[0.0, 2.0] False 1\n"
+
+
+def test_files_are_found_in_all_folders(tmp_path, monkeypatch):
+    """The code for some argument types may be in a wheel or in a folder that has become read-only."""
+    folders = [tmp_path / name for name in ("wheel", "package", "user")]
+    monkeypatch.setattr(machine_code, "SHIPPED", folders[0])
+    monkeypatch.setattr(machine_code, "cache_folders", lambda: folders[1:])
+    monkeypatch.setattr(machine_code, "_uses_shipped", lambda: True)
+    store = machine_code.Store("a.kernel", "nn/*.py")
+    for folder in folders:
+        folder.mkdir()
+        store.add(folder.name.encode(), folder, shipped=folder is folders[0])
+    assert list(store.codes()) == [b"wheel", b"package", b"user"]
+
+
+def test_nothing_remains_of_a_file_that_cannot_be_written(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(machine_code.os, "replace", full)
+    with pytest.warns(UserWarning, match="No space left on device; free disk space"):
+        machine_code.Store("a.kernel", "nn/*.py").add(b"its code", tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_damaged_files_and_files_of_other_code_are_ignored(tmp_path, monkeypatch):

@@ -257,10 +257,10 @@ def place(experiment: Experiment) -> Placed:
 
 def _with_device(cluster: Cluster, device: DeviceLike | None) -> Cluster:
     """Return a cluster, if it has a name, with NVLinks that are at most as fast as those of its devices, or of the
-    device that replaces them."""
-    wanted = device or next((cluster.device_of[node] for node in cluster.workers[:1]), None)
-    most = None if wanted is None or text_of(cluster) is None else load_device(wanted).nvlink_bandwidth
-    if most is None:
+    device that replaces them. The option ``+nvlink_bandwidth=`` of the name has precedence."""
+    wanted, text = device or next((cluster.device_of[node] for node in cluster.workers[:1]), None), text_of(cluster)
+    most = None if wanted is None or text is None else load_device(wanted).nvlink_bandwidth
+    if most is None or "+nvlink_bandwidth=" in str(text):
         return cluster
     limits = [most if kind == "nvlink" else math.inf for kind in cluster.link_kind]
     limited = cluster.with_links(np.minimum(cluster.link_bandwidth, limits), cluster.link_latency)

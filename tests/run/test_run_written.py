@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 import tomllib
 from pathlib import Path
 
@@ -189,3 +190,12 @@ def test_the_experiment_of_a_result_names_the_model_of_another_tool(tmp_path, mo
     again = ddlsim.load_experiment("again.toml")
     assert str(again.model) == "config.json+seq=16"
     assert ddlsim.simulate(again).step_time == result.step_time
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="folders in use cannot be removed")
+def test_the_working_directory_may_have_been_removed(tmp_path, monkeypatch):
+    (tmp_path / "removed").mkdir()
+    monkeypatch.chdir(tmp_path / "removed")
+    (tmp_path / "removed").rmdir()
+    result = ddlsim.simulate("office-1gbe", "lenet5", ddlsim.AllReduce(), workers=2, steps=1)
+    assert 'cluster = "office-1gbe"' in result.experiment.to_toml()

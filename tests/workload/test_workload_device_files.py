@@ -129,3 +129,12 @@ def test_the_nvlinks_of_an_h800_are_slower(cluster, device):
         ).step_time
     )
     assert found.sensitivities()[0].gain > 0.01
+
+
+def test_an_explicit_bandwidth_of_nvlinks_is_kept():
+    def seconds(device):
+        split = ddlsim.Parallel(tensor=8, sequence=True)
+        fast = "dgx-h100-pod+nvlink_bandwidth=900 GB/s"
+        return ddlsim.simulate(fast, "llama-3-8b", split, 8, workers=8, device=device, steps=1, warmup=0).step_time
+
+    assert seconds("h800") == pytest.approx(seconds("h100"), rel=1e-3)  # 1.67 with 200 GB/s
