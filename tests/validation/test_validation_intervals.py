@@ -154,11 +154,11 @@ def test_a_certain_result_has_no_line_and_says_why():
     (ddlsim.AllReduce(overlap="none"), "run/all-reduce"), (ddlsim.ParameterServer(servers=1), "run/parameter-server"),
 ])  # fmt: skip
 def test_runs_without_a_calibration_deviate_as_measured_ones_did(strategy, kind):
-    """A given compute time, links as the file says: by how much runs with this strategy were off, slower more often."""
+    """A given compute time, links as the file says: by how much runs with this strategy were faster and slower."""
     result = ddlsim.simulate(dataclasses.replace(EXPERIMENT, strategy=strategy))
     assert "interval" not in str(result)
     found, (faster, slower) = result.interval(), learned()[kind]
-    assert slower > faster
+    assert slower != faster
     assert found.throughput.low == pytest.approx(result.throughput * np.exp(-slower))
     assert found.throughput.high == pytest.approx(result.throughput * np.exp(faster))
     assert found.step_time.high == pytest.approx(result.step_time * np.exp(slower))
