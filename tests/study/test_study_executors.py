@@ -19,6 +19,8 @@ import pytest
 from study_parts import BASE, VARY, Kills, Notes
 
 import ddlsim
+from ddlsim import compiler
+from ddlsim.network import kernel
 from ddlsim.run import processes
 from ddlsim.run.processes import _block_interrupts
 from ddlsim.study import Study, load_table
@@ -61,9 +63,9 @@ def test_processes_give_the_same_tables_and_compile_nothing(expected):
 
 def n_compiled(experiment):
     """How many kernels a fresh process has to compile because the cache on disk does not have them."""
-    from ddlsim.network import kernel
-
     ddlsim.simulate(experiment)
+    if compiler.LOADS:
+        return len(sys.modules.keys() & {"numba"})  # imported to compile
     entries = (kernel.advance, kernel.join, kernel.send_one)
     assert sum(sum(entry.stats.cache_hits.values()) for entry in entries) > 0
     return sum(sum(entry.stats.cache_misses.values()) for entry in entries)
