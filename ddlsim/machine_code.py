@@ -96,12 +96,13 @@ def _compiler_version() -> bytes:
 def _key(sources: str, *, shipped: bool) -> str:
     """Return a hash of what determines the code of the kernels in `sources`, except their argument types."""
     stamp = source_stamp(*COMPILERS, sources)
-    options = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_") and item[0] != _VARIABLE)
+    options = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_") and item[0] not in _IRRELEVANT)
     facts = [LEVEL] if shipped else [_processor(), _compiler_version(), np.__version__, sys.version, options]
     return hashlib.sha256(repr([stamp, facts]).encode()).hexdigest()[:32]
 
 
 _VARIABLE = "NUMBA_CACHE_DIR"
+_IRRELEVANT = (_VARIABLE, "NUMBA_NUM_THREADS")  # to the code
 
 
 def cache_folders() -> list[Path]:

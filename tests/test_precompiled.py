@@ -269,6 +269,18 @@ def test_code_of_another_processor_or_compiler_has_another_name(tmp_path, monkey
             assert store.files() == []
 
 
+def test_code_does_not_depend_on_the_number_of_threads(tmp_path, monkeypatch):
+    """Which pools of processes set."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    store = machine_code.Store("a.kernel", "nn/*.py")
+    store.add(b"its code", tmp_path)
+    monkeypatch.setattr(machine_code, "_key", machine_code._key.__wrapped__)
+    monkeypatch.setenv("NUMBA_NUM_THREADS", "1")
+    assert len(store.files()) == 1
+    monkeypatch.setenv("NUMBA_OPT", "0")
+    assert store.files() == []
+
+
 def test_files_of_other_sources_are_removed_after_a_month(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     for name in ("a.kernel-old-1.code", "a.kernel-new-1.code", "a.kernel2-old-1.code"):

@@ -173,7 +173,7 @@ class Network:
         handles = [handle + i * self.stride for i in range(n)]
         sources, targets = [int(node) for node in src], [int(node) for node in dst]
         routes = self.engine.pair_routes(sources, targets, client, latency)
-        table, sizes = self.engine.table, nbytes.tolist()
+        table, sizes = self.engine.table, np.asarray(nbytes, dtype=np.float64).tolist()
         for message in zip(handles, sources, targets, routes, sizes, strict=True):
             kernel.send_one(table, *message, float(now))
         return -1 - np.array(handles, dtype=np.int64)

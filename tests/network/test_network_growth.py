@@ -53,13 +53,13 @@ def test_slots_grow_in_the_middle_of_an_instant():
     assert network.n_messages == 300
 
 
-def test_whole_numbers_of_seconds_need_no_second_kernel():
+def test_whole_numbers_of_seconds_and_bytes_need_no_second_kernel():
     """Each further combination of types would be compiled for seconds."""
     cluster = Cluster.from_graph(star(2, bandwidth="10 Gbit/s", latency="10 us"))
     network = Network(cluster)
     network.join([network.collective(build("ring", 2), cluster.workers, 1e6)] * 2, [0, 1], 0)
     network.send([0], [1], np.array([1e6]), 0)
-    network.send([0, 1], [1, 0], np.array([1e6, 1e6]), 0)
+    network.send([0, 1], [1, 0], np.array([1_000_000, 1_000_000]), 0)
     while network.advance(1) is not None:
         pass
     for compiled in (kernel.advance, kernel.join, kernel.send_one):
