@@ -124,13 +124,18 @@ def writable_folder() -> tuple[Path | None, bool]:
         except OSError:
             continue
         return folder.absolute(), True
+    return temporary_folder(), False
+
+
+def temporary_folder() -> Path | None:
+    """Create a cache that is removed when the process ends; return None if there is no place for it."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="ddlsim-"))
     except OSError:
-        return None, False
+        return None
     atexit.register(_remove, folder, os.getpid())
     os.environ[_VARIABLE] = str(folder)
-    return folder, False
+    return folder
 
 
 def _remove(folder: Path, owner: int) -> None:

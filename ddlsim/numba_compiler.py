@@ -17,12 +17,8 @@ custom compilers (https://numba.readthedocs.io/en/stable/developer/custom_pipeli
 
 from __future__ import annotations
 
-import atexit
 import functools
 import glob
-import os
-import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -43,8 +39,8 @@ from numba.core.ssa import reconstruct_ssa
 from ddlsim.code_images import NoImageError, is_supported, linked, target_machine
 from ddlsim.compile_messages import teller
 from ddlsim.garbage import let_age, postponed
+from ddlsim.machine_code import REMEDY, temporary_folder
 
-_REMEDY = "set NUMBA_CACHE_DIR to a writable folder"
 _full: list[OSError] = []  # errors that prevented writing compiled code
 
 
@@ -79,7 +75,7 @@ class Cache(caching.FunctionCache):  # type: ignore[misc,unused-ignore]
         except OSError as error:
             if not _full:
                 reason = f"{self.cache_path}: {error.strerror or error}"
-                warnings.warn(f"compiled code cannot be cached: {reason}; free disk space, or {_REMEDY}", stacklevel=2)
+                warnings.warn(f"compiled code cannot be cached: {reason}; free disk space, or {REMEDY}", stacklevel=2)
             _full.append(error)
 
 
@@ -96,19 +92,12 @@ def _prepare() -> bool:
     """Find a folder for compiled code; return whether there is one."""
     if not _no_place():
         return True
-    teller.remark = f"no folder for compiled code is writable; {_REMEDY}"
-    try:
-        folder = tempfile.mkdtemp(prefix="ddlsim-")
-    except OSError:
+    teller.remark = f"no folder for compiled code is writable; {REMEDY}"
+    folder = temporary_folder()
+    if folder is None:
         return False
-    atexit.register(_remove, folder, os.getpid())
-    vars(config)["CACHE_DIR"] = os.environ["NUMBA_CACHE_DIR"] = folder
+    vars(config)["CACHE_DIR"] = str(folder)
     return True
-
-
-def _remove(folder: str, owner: int) -> None:
-    if os.getpid() == owner:  # not a forked child
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 KEPT = _prepare()

@@ -98,6 +98,19 @@ def test_results_are_the_same_to_the_last_bit_without_numba_and_without_a_file_w
 
 
 @pytest.mark.slow
+def test_systems_without_machine_code_get_the_same_results_from_numba(package, tmp_path):
+    """As on macOS and Windows; later processes find numba's cache."""
+    other = "import ddlsim.machine_code; ddlsim.machine_code.is_supported = lambda: False\n" + textwrap.dedent(RUNS)
+    place = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    assert python(other, ROOT, **place).stdout == python(RUNS, package, **place).stdout
+    written = files(tmp_path)
+    assert any(name.endswith(".nbi") for name in written)
+    assert not any(name.endswith(".code") for name in written)
+    python(other, ROOT, **place)
+    assert files(tmp_path) == written
+
+
+@pytest.mark.slow
 def test_it_works_from_another_place(package, tmp_path):
     moved = tmp_path / "elsewhere"
     shutil.copytree(package, moved)
