@@ -85,6 +85,11 @@ class RunContext:
         """Nodes of the workers, in rank order."""
         return [worker.node for worker in self.workers]
 
+    @property
+    def workloads(self) -> list[Workload]:
+        """Current workloads of the workers, in rank order."""
+        return [worker.workload for worker in self.workers]
+
     def hosts(self, nodes: list[int]) -> Ints:
         """Return the machine of each node. A node outside all machines counts as a machine of its own."""
         index = np.asarray(nodes, dtype=np.int64)

@@ -13,6 +13,7 @@ from ddlsim.collectives import Schedule
 from ddlsim.learning import Array, Value
 from ddlsim.plan.local_steps import Average, local_steps
 from ddlsim.plan.plan import UPDATE, Ints
+from ddlsim.plan.program import StepProgram
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.costs import Phase
@@ -20,6 +21,7 @@ from ddlsim.runtime.exchange import Call, Exchange, Rounds, Route
 from ddlsim.runtime.replica import Replica, replicas_of
 from ddlsim.runtime.table_run import TableRun
 from ddlsim.runtime.worker import Worker
+from ddlsim.workload.compute import Workload
 
 #: Bound on the tasks of the steps in flight. Workers that never average could be any number of steps apart.
 MOST_TASKS = 1_000_000
@@ -110,9 +112,12 @@ class OwnModels:
     of their results.
     """
 
+    overlap = True
+
     def __init__(self, context: RunContext, rules: Sequence[Rule]) -> None:
         self.context, self.learner, self.rules = context, context.learner, rules
         self.replicas = replicas_of(context)
+        self.n_learners = len(self.replicas)
         for number, rule in enumerate(rules):
             rule.rounds = [_Rounds(self, number, rule, members) for members in rule.members]
         self._round_of = [
@@ -248,14 +253,11 @@ def run_local_steps(context: RunContext, rules: Sequence[Rule], *, owner: str) -
     codes = context.compression is not None
     apart = max([2, *(each.delay + each.steps.period for each in averages)]) + 2
     n_tasks = len(models.replicas) * (2 * accumulation + 1 + 4 * len(averages))  # upper bound per step
-    run = TableRun(
-        context,
-        lambda workloads: local_steps(workloads, averages, accumulation, codes=codes),
-        lambda gradients, program: _ByGroup([each for rule in rules for each in rule.rounds]),
-        live=min(apart, max(MIN_LEAD, MOST_TASKS // n_tasks)),
-        models=models,
-        owner=owner,
-    )
-    models.runs(run)
-    context.loop.driver = run
+    live = min(apart, max(MIN_LEAD, MOST_TASKS // n_tasks))
+
+    def make(workloads: Sequence[Workload]) -> StepProgram:
+        return local_steps(workloads, averages, accumulation, codes=codes)
+
+    exchanges = _ByGroup([each for rule in rules for each in rule.rounds])
+    TableRun(context, make(context.workloads), exchanges, models, make, live=live, owner=owner)
     return models.replicas

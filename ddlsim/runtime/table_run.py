@@ -12,10 +12,9 @@ from typing import Protocol
 import numpy as np
 import simpy
 
-from ddlsim.collectives import Schedule
 from ddlsim.collectives.nccl import MESSAGE_CHANNELS, network_channels
 from ddlsim.errors import ConfigError, DeadlockError
-from ddlsim.learning import ABSENT, Array, Learner, Value
+from ddlsim.learning import ABSENT, Array, Value
 from ddlsim.network.executor import Executor, TaskTable
 from ddlsim.network.state import Records
 from ddlsim.network.tasks import ASKED, JOIN, MEETING, OPTIONAL, SKIPPED
@@ -40,9 +39,8 @@ from ddlsim.plan.plan import (
 from ddlsim.plan.program import LIVE, LiveSteps, StepProgram
 from ddlsim.plan.servers import as_messages, with_parameter_servers
 from ddlsim.runtime.bookings import Bookings, Shape
-from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.exchange import Exchange, ExchangeKey, Exchanges, OfGroups, OfKinds, Vectors, exchange_key
+from ddlsim.runtime.exchange import Exchange, ExchangeKey, Exchanges, exchange_key
 from ddlsim.runtime.loop import after
 from ddlsim.runtime.worker import UNVARIED, Worker, slow_rows
 from ddlsim.workload.compute import Workload
@@ -123,12 +121,20 @@ EVALUATION = "evaluation"
 SAMPLES = "input"
 #: workloads of all workers -> their step program
 Make = Callable[[Sequence[Workload]], StepProgram]
-#: kind of collective, group, bytes -> its schedule
-Schedules = Callable[[int, int, float], Schedule]
 
 
 class Models(Protocol):
-    """The models that the steps of a run train."""
+    """The models that the steps of a run train.
+
+    n_learners  number of contributors of gradients: the ranks 0, 1, ... with their own samples
+    overlap     whether workers use models that lack earlier steps
+    """
+
+    n_learners: int
+    overlap: bool
+
+    def runs(self, run: TableRun) -> None:
+        """Set the run that executes the steps."""
 
     def gradient(self, step: int, place: int) -> Value[Array]:
         """Return the gradient of a step that has begun."""
@@ -137,38 +143,34 @@ class Models(Protocol):
         """Apply all steps up to `step`."""
 
 
-#: (gradients, program) -> exchanges of the program's collectives
-MakeExchanges = Callable[[Vectors, StepProgram], Exchanges]
-#: step, gradients by place -> their mean
-Mean = Callable[[int, Sequence[Value[Array]]], Value[Array]]
 #: (step, parameters before its update) -> parameters that its micro-batches use
 Met = Callable[[int, Value[Array]], Value[Array]]
 
 
 class CommonModel:
-    """The parameters that all workers hold, updated from the gradients of one step after the other.
+    """The parameters that all workers hold, updated from the gradients of one step after the other; the model of the
+    run.
 
     A gradient is computed when its step is applied, or when its value is needed earlier.
 
-    n_learners  number of contributors of gradients: workers, or groups of workers that share a model
-    mean        computes the mean of gradients
-    samples     number of samples of each contributor in a step
-    began       returns when a contributor began the gradient of a step, s
-    met         maps a step and the parameters before its update to the parameters at which its gradients are computed;
-                by default those before the update
+    n_learners  number of contributors of gradients: workers, or groups of workers that share a model; None: all workers
+    met         maps a step and the parameters before its update to the parameters at which its gradients are computed,
+                if steps overlap; by default those before the update
     """
 
-    def __init__(
-        self, learner: Learner, n_learners: int, mean: Mean, samples: Callable[[int], int],
-        began: Callable[[int, int], float], met: Met | None = None,
-    ) -> None:  # fmt: skip
-        self.learner, self.n_learners, self.samples, self.began = learner, n_learners, samples, began
-        self._mean, self._met = mean, met
-        self.params: Value[Array] = learner.initial
-        self.state = learner.optimizer_state(self.params)
+    def __init__(self, context: RunContext, n_learners: int | None = None, met: Met | None = None) -> None:
+        self.learner, self._met, self.overlap = context.learner, met, met is not None
+        self.n_learners = len(context.workers) if n_learners is None else n_learners
+        self.params: Value[Array] = self.learner.initial
+        self.state = self.learner.optimizer_state(self.params)
+        context.model, context.optimizer = lambda: self.params, lambda: self.state
         self._n_samples = 0
         self._n_steps = 0  # number of updates applied
         self._made: dict[int, dict[int, Value[Array]]] = {}
+
+    def runs(self, run: TableRun) -> None:
+        """Set the run that executes the steps."""
+        self._run = run
 
     def gradient(self, step: int, place: int) -> Value[Array]:
         """Return the gradient of a step that has been begun but not applied."""
@@ -178,61 +180,18 @@ class CommonModel:
         if place not in made:
             self.learn_until(step - 1)  # every worker's gradient of those steps has begun
             met = self.params if self._met is None else self._met(step, self.params)
-            made[place] = self.learner.gradient(place, met, self.samples(step), self.began(step, place))
+            made[place] = self.learner.gradient(place, met, self._run.samples(step), self._run.began(step, place))
         return made[place]
 
     def learn_until(self, step: int) -> None:
         """w <- w - eta * (1/N) sum_i g_i, for all steps up to `step`"""
         while self._n_steps <= step:
             gradients = [self.gradient(self._n_steps, place) for place in range(self.n_learners)]
-            mean, rate = self._mean(self._n_steps, gradients), self.learner.rate(self._n_samples)
+            mean, rate = self._run.exchanges.mean(self._n_steps, gradients), self.learner.rate(self._n_samples)
             self.params, self.state = self.learner.update(self.params, mean, self.state, rate)
-            self._n_samples += self.samples(self._n_steps) * self.n_learners
+            self._n_samples += self._run.samples(self._n_steps) * self.n_learners
             self._made.pop(self._n_steps, None)
             self._n_steps += 1
-
-
-def planned(members: Communicator, make: Make, exchanges: Callable[[Vectors], Mapping[int, Exchange]]) -> None:
-    """Execute the program that `make` builds, for all workers. `exchanges` returns the exchange for each kind of
-    collective, beginning with the kind that sums gradients."""
-    context = members.context
-    context.loop.driver = TableRun(
-        context, make, lambda gradients, program: OfKinds(exchanges(gradients)), owner=members.owner
-    )
-
-
-def run_table(
-    context: RunContext, program: StepProgram, exchanges: MakeExchanges, *, n_learners: int | None = None,
-    folding: Folding | None = None, live: int = LIVE, met: Met | None = None, owner: str = "this strategy",
-    beside_first: int = LIVE,
-) -> None:  # fmt: skip
-    """Execute a step program repeatedly until the run ends.
-
-    exchanges  given gradients and the program, returns the exchanges of its collectives
-    n_learners number of ranks 0, 1, ... with their own samples; by default all
-    folding    the workers that each rank of the plan represents, which act identically; by default rank r is worker r
-    live       number of steps that can be in flight
-    met        returns the parameters of a step's gradients (:class:`CommonModel`)
-    owner      name of the strategy, for messages
-    beside_first
-               number of steps, including the first, that devices may have entered before the first one has ended
-
-    Raises ConfigError for batches that change.
-    """
-    if context.workers[0].workload_at is not None:
-        raise ConfigError(
-            "training: growing_batch and phases change the step time, but this strategy executes one "
-            "plan for the whole run; simulate each batch size separately"
-        )
-    context.loop.driver = TableRun(
-        context, lambda workloads: program, exchanges, folding=folding, n_learners=n_learners, live=live, met=met,
-        owner=owner, beside_first=beside_first,
-    )  # fmt: skip
-
-
-def by_schedules(context: RunContext, schedules: Schedules) -> MakeExchanges:
-    """Return a function that makes exchanges in which `schedules` carry all collectives of a program."""
-    return lambda gradients, program: OfGroups(context, context.workers, program.groups, schedules)
 
 
 def is_one_step(context: RunContext, live: int = LIVE) -> bool:
@@ -258,44 +217,44 @@ def disturbed(context: RunContext) -> str:
 
 
 class TableRun:
-    """Execution of the tasks of a plan, step after step.
+    """Execution of a step program, step after step, until the run ends; it becomes the driver of the run.
 
     Compute times are the plan's, multiplied by a factor that is drawn for each worker and micro-batch; a rank that
     represents several workers uses the largest factor. Values follow the clock: they are computed when a step has
     ended, or when the size of a compressed message depends on them.
 
-    exchanges   given gradients and the program, returns the exchanges of its collectives
-    folding     the workers that each rank represents; by default rank r is worker r
-    n_learners  number of ranks 0, 1, ... with their own samples; by default all
+    exchanges   of the program's collectives
+    model       the trained models
+    make        returns the program for other workloads of the workers; None: the program cannot change
+    folding     the workers that each rank represents, which act identically; by default rank r is worker r
     live        number of steps that can be in flight
-    met         returns the parameters of a step's gradients, if steps overlap
     owner       name of the strategy, for messages
     beside_first
                 number of steps, including the first, that devices may have entered before the first one has ended
-    models      the trained models; by default one that all workers share
+
+    Raises ConfigError for batches that change, without `make`.
     """
 
     def __init__(
-        self, context: RunContext, make: Make, exchanges: MakeExchanges, *,
-        folding: Folding | None = None, n_learners: int | None = None, live: int = LIVE,
-        met: Met | None = None, owner: str = "this strategy", beside_first: int = LIVE, models: Models | None = None,
+        self, context: RunContext, program: StepProgram, exchanges: Exchanges, model: Models, make: Make | None = None,
+        *, folding: Folding | None = None, live: int = LIVE, owner: str = "this strategy", beside_first: int = LIVE,
     ) -> None:  # fmt: skip
+        if make is None and context.workers[0].workload_at is not None:
+            raise ConfigError(
+                "training: growing_batch and phases change the step time, but this strategy executes one "
+                "plan for the whole run; simulate each batch size separately"
+            )
         self.context, self.learner, self._make = context, context.learner, make
+        self.exchanges, self.model = exchanges, model
         self.members: list[list[int]] = (
             [[worker.rank] for worker in context.workers] if folding is None else folding.members.tolist()
         )
         if folding is not None:
             context.loop.stand_for(folding.copies, folding.shared)
         self.workers = [context.workers[own[0]] for own in self.members]
-        self.n_learners = len(self.members) if n_learners is None else n_learners
-        workloads = [worker.workload for worker in context.workers]
-        self._overlap = met is not None or models is not None
-        self.model: Models = models if models is not None else self._common_model(met)
-        once = is_one_step(context, live)
-        program = make(workloads)
-        self.exchanges = exchanges(self.model.gradient, program)
         program = self._program = self._with_more(program)
         context.plan = self.plan
+        once = is_one_step(context, live)
         self.steps = steps = program.live_steps(beside_first - 1, repeat=False) if once else program.live_steps(live)
         self._last: dict[int, Floats] = {}  # (n_ranks,) factor of the last micro-step, by step
         self.calls = calls = Calls(self, owner)
@@ -306,6 +265,7 @@ class TableRun:
             context.recorder, self.members, shapes, context.loop.now, folding=folding, passes=passes
         )
         #: by the first worker's workload, which the list holds and so keeps the number of
+        workloads = context.workloads
         self._regimes = {id(workloads[0]): (workloads, self._seconds(program))}
         self._exchanging = None
         if folding is not None and passes is not None:
@@ -332,19 +292,8 @@ class TableRun:
         )  # fmt: skip
         if program.template.cycles:
             self.set_kinds(range(self._n_armed))
-
-    def _common_model(self, met: Met | None) -> CommonModel:
-        """Create the model that all workers share, which becomes the result of the run."""
-        model = CommonModel(
-            self.learner,
-            self.n_learners,
-            lambda step, gradients: self.exchanges.mean(step, gradients),
-            self.samples,
-            self.began,
-            met,
-        )
-        self.context.model, self.context.optimizer = lambda: model.params, lambda: model.state
-        return model
+        model.runs(self)
+        context.loop.driver = self
 
     def _kind(self, step: int) -> Ints:
         """Return the kinds of a step's tasks (:mod:`ddlsim.network.tasks`), SKIPPED for averages in other steps, (1 or
@@ -455,7 +404,7 @@ class TableRun:
             self._waiting.append(slot)
             self._arm_waiting()
         self._resize()
-        self.context.stop.updated(samples * self.n_learners)
+        self.context.stop.updated(samples * self.model.n_learners)
         self._charge()
 
     def _arm_waiting(self) -> None:
@@ -492,7 +441,7 @@ class TableRun:
         step = self._n_armed
         self._n_armed += 1
         try:
-            workloads, seconds = self._regime(self.learner.epoch(self._drawn * self.n_learners))
+            workloads, seconds = self._regime(self.learner.epoch(self._drawn * self.model.n_learners))
         except ConfigError as error:  # raised only if the run reaches this step
             self._refused.setdefault(step, error)
             workloads, seconds = next(reversed(self._regimes.values()))
@@ -517,7 +466,7 @@ class TableRun:
     def _regime(self, epoch: float) -> tuple[list[Workload], list[Floats]]:
         """Return all workers' workloads at an epoch, and the seconds of the tasks of a first and a later step."""
         workers = self.context.workers
-        if workers[0].workload_at is None:
+        if self._make is None or workers[0].workload_at is None:
             return next(iter(self._regimes.values()))
         key = id(workers[0].workload_at(epoch))
         if key not in self._regimes:
@@ -600,7 +549,7 @@ class TableRun:
             if np.isnan(rows["start"]).all():
                 break
             self._book(step, rows, now)
-            if step == self.done and not self._overlap and (self.bookings.step_end[-1] <= now).any():
+            if step == self.done and not self.model.overlap and (self.bookings.step_end[-1] <= now).any():
                 self.model.learn_until(step)  # a rank has finished this step
         self.bookings.close(now, waits)
         if self.bookings.folding is not None:

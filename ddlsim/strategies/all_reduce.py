@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -17,7 +17,7 @@ from ddlsim.plan.norms import with_shared_norms
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from ddlsim.runtime import Communicator, Exchange, Fabric, RunContext, communicator
 from ddlsim.runtime.codec import backwards
-from ddlsim.runtime.exchange import CollectiveExchange, Vectors
+from ddlsim.runtime.exchange import CollectiveExchange, OfKinds
 from ddlsim.runtime.fabric import (
     AllReduceAlgorithm,
     Collectives,
@@ -28,7 +28,7 @@ from ddlsim.runtime.fabric import (
     algorithm_of,
     cost_suffix,
 )
-from ddlsim.runtime.table_run import planned
+from ddlsim.runtime.table_run import CommonModel, TableRun
 from ddlsim.strategies import contract
 from ddlsim.strategies.overlap import NoOverlap, Overlap, OverlapChoice, as_compressed, buckets_of, overlap_named
 from ddlsim.strategies.split_rules import check_shares
@@ -75,74 +75,47 @@ class AllReduce(OnFabric):
         """Start all workers."""
         members, overlap = communicator(context, self), as_compressed(overlap_named(self.overlap), context)
         parts = backwards(buckets_of(overlap, context.workers[0].workload))
-
-        def sums(gradients: Vectors) -> Exchange:
-            return CollectiveExchange(members, parts=parts, vectors=gradients)
-
-        start_group(context, overlap, members, sums, self.shared_norms, no_sync=self.no_sync)
+        accumulation, compresses = context.workers[0].accumulation, context.compression is not None
+        if self.shared_norms is not None and (compresses or not members.simulated):
+            raise ConfigError(
+                "AllReduce: shared_norms requires uncompressed gradients and cost = 'simulated'; remove shared_norms, "
+                "or remove compression and cost"
+            )
+        if compresses and accumulation > 1 and not self.no_sync:
+            raise ConfigError(
+                "AllReduce: with no_sync = False, every micro-step would compress its gradients and add a compression "
+                "error; remove no_sync or compression"
+            )
+        plain = AllReduce(overlap=overlap, shared_norms=self.shared_norms, no_sync=self.no_sync)
+        make = functools.partial(plain.program, accumulation=accumulation)
+        program, model = make(context.workloads), CommonModel(context)
+        exchanges: dict[int, Exchange] = {ALL_REDUCE: CollectiveExchange(members, parts=parts, vectors=model.gradient)}
+        if self.shared_norms is not None:
+            exchanges[ALL_GATHER] = CollectiveExchange(members, "all_gather", self.shared_norms)
+        TableRun(context, program, OfKinds(exchanges), model, make, owner=members.owner)
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
         """Return the step program for these workloads, without compression.
 
-        It does not depend on `algorithm`, `rank_order` and `cost`, which decide only how long collectives take.
+        It does not depend on `algorithm`, `rank_order` and `cost`, which decide only how long collectives take. Raises
+        ConfigError without `no_sync` for an overlap policy with its own program.
         """
-        shared = self.shared_norms is not None
         overlap = overlap_named(self.overlap)
-        return _program(overlap, workloads, accumulation, no_sync=self.no_sync, shared_norms=shared)
-
-
-def _program(
-    overlap: Overlap, workloads: Sequence[Workload], accumulation: int, *, no_sync: bool, shared_norms: bool
-) -> StepProgram:
-    """Return the program of the policy, or one that exchanges its buckets in order. Raises ConfigError without
-    `no_sync` for a policy with its own program."""
-    policy = contract.of(overlap)
-    if not policy.defines("program"):
-        buckets = functools.partial(buckets_of, overlap)
-        program = data_parallel(workloads, None, buckets, accumulation=accumulation, no_sync=no_sync)
-    elif no_sync:
-        program = policy.program(workloads, accumulation)
-    else:
-        raise ConfigError(
-            f"AllReduce: no_sync = False cannot be combined with overlap = {type(overlap).__name__}, which sums "
-            "gradients once per step; use overlap='none', 'layer' or 'ddp'"
-        )
-    if not shared_norms:
-        return program
-    works = {id(workload): [workload] for workload in workloads}
-    return program.map(functools.partial(with_shared_norms, n_ranks=len(workloads)), list(works.values()))
-
-
-def start_group(
-    context: RunContext, overlap: Overlap, members: Communicator, sums: Callable[[Vectors], Exchange],
-    shared_norms: str | Collective | None = None, *, no_sync: bool = True,
-) -> None:  # fmt: skip
-    """Start workers that execute the plan of `overlap` and exchange gradients by the exchanges that `sums` makes.
-
-    `shared_norms` is the all-gather of norms (:class:`AllReduce`).
-    """
-    accumulation, compresses = context.workers[0].accumulation, context.compression is not None
-    if shared_norms is not None and (compresses or not members.simulated):
-        raise ConfigError(
-            "AllReduce: shared_norms requires uncompressed gradients and cost = 'simulated'; remove shared_norms, or "
-            "remove compression and cost"
-        )
-
-    if compresses and accumulation > 1 and not no_sync:
-        raise ConfigError(
-            "AllReduce: with no_sync = False, every micro-step would compress its gradients and add a compression "
-            "error; remove no_sync or compression"
-        )
-
-    def make(workloads: Sequence[Workload]) -> StepProgram:
-        shared = shared_norms is not None
-        return _program(overlap, workloads, accumulation, no_sync=no_sync, shared_norms=shared)
-
-    def exchanges(gradients: Vectors) -> dict[int, Exchange]:
-        norms = {} if shared_norms is None else {ALL_GATHER: CollectiveExchange(members, "all_gather", shared_norms)}
-        return {ALL_REDUCE: sums(gradients), **norms}
-
-    planned(members, make, exchanges)
+        policy = contract.of(overlap)
+        if not policy.defines("program"):
+            buckets = functools.partial(buckets_of, overlap)
+            program = data_parallel(workloads, None, buckets, accumulation=accumulation, no_sync=self.no_sync)
+        elif self.no_sync:
+            program = policy.program(workloads, accumulation)
+        else:
+            raise ConfigError(
+                f"AllReduce: no_sync = False cannot be combined with overlap = {type(overlap).__name__}, which sums "
+                "gradients once per step; use overlap='none', 'layer' or 'ddp'"
+            )
+        if self.shared_norms is None:
+            return program
+        works = {id(workload): [workload] for workload in workloads}
+        return program.map(functools.partial(with_shared_norms, n_ranks=len(workloads)), list(works.values()))
 
 
 # ---------------------------------------------------------------- sharded optimizers
@@ -229,11 +202,13 @@ class ShardedUpdate:
             )
         parts = backwards(buckets_of(policy, context.workers[0].workload))
 
-        def exchanges(gradients: Vectors) -> dict[int, Exchange]:
-            scatter = CollectiveExchange(members, "reduce_scatter", self.reduce_scatter, parts=parts, vectors=gradients)
-            gather = CollectiveExchange(members, "all_gather", self.all_gather)
-            norms = {ALL_REDUCE: CollectiveExchange(members)} if context.workers[0].workload.norms else {}
-            return {REDUCE_SCATTER: scatter, ALL_GATHER: gather, **norms}
-
-        accumulation = context.workers[0].accumulation
-        planned(members, lambda workloads: self.program(workloads, accumulation), exchanges)
+        make = functools.partial(self.program, accumulation=context.workers[0].accumulation)
+        program, model = make(context.workloads), CommonModel(context)
+        algorithm, gradients = self.reduce_scatter, model.gradient
+        exchanges = {
+            REDUCE_SCATTER: CollectiveExchange(members, "reduce_scatter", algorithm, parts=parts, vectors=gradients),
+            ALL_GATHER: CollectiveExchange(members, "all_gather", self.all_gather),
+        }
+        if context.workers[0].workload.norms:
+            exchanges[ALL_REDUCE] = CollectiveExchange(members)
+        TableRun(context, program, OfKinds(exchanges), model, make, owner=members.owner)

@@ -18,8 +18,9 @@ from ddlsim.plan.program import LIVE
 from ddlsim.plan.schedules import Schedules
 from ddlsim.readable import count, size
 from ddlsim.runtime.context import RunContext
+from ddlsim.runtime.exchange import OfGroups
 from ddlsim.runtime.fabric import Collectives, RankOrder, algorithm_of
-from ddlsim.runtime.table_run import by_schedules, run_table
+from ddlsim.runtime.table_run import CommonModel, TableRun
 from ddlsim.strategies.overlap import InOrder, InOrderChoice, overlap_named
 from ddlsim.strategies.split_rules import DealtOut, whole_batch
 from ddlsim.units import si
@@ -219,13 +220,14 @@ class EmbeddingParallel(DealtOut):
 
     def start(self, context: RunContext) -> None:
         """Start all workers. Raises ConfigError for options that a static step program does not support."""
-        each = [worker.workload for worker in context.workers]
+        each = context.workloads
         program, nodes = self.program(each, context.workers[0].accumulation), np.array(context.nodes)
         schedules = Schedules(program, self.algorithm, context.cluster, nodes, self.rank_order, context.notes)
         context.notes.append(self._note(each[0], len(each)))
         # a rank waits for the indices of the step after the next one while others are still in the previous step
         live = LIVE + 1 if self.indices == "prefetched" else LIVE
-        run_table(context, program, by_schedules(context, schedules), live=live)
+        exchanges = OfGroups(context, context.workers, program.groups, schedules)
+        TableRun(context, program, exchanges, CommonModel(context), live=live)
 
     def _note(self, workload: Workload, n_workers: int) -> str:
         """Return a note on the memory use of the fullest and the emptiest workers, and their lookups."""

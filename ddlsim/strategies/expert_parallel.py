@@ -15,8 +15,9 @@ from ddlsim.plan import StepProgram
 from ddlsim.plan.experts import expert_elements, experts, experts_in
 from ddlsim.plan.schedules import Schedules
 from ddlsim.runtime.context import RunContext
+from ddlsim.runtime.exchange import OfGroups
 from ddlsim.runtime.fabric import Collectives, RankOrder, algorithm_of
-from ddlsim.runtime.table_run import by_schedules, run_table
+from ddlsim.runtime.table_run import CommonModel, TableRun
 from ddlsim.strategies.overlap import InOrder, InOrderChoice, overlap_named
 from ddlsim.strategies.split_rules import DealtOut, whole_batch
 from ddlsim.workload.compute import Workload
@@ -83,9 +84,10 @@ class ExpertParallel(DealtOut):
 
     def start(self, context: RunContext) -> None:
         """Start all workers. Raises ConfigError for options that a static step program does not support."""
-        each = [worker.workload for worker in context.workers]
+        each = context.workloads
         algorithms = {"all_reduce": self.algorithm, "all_to_all": self.all_to_all}
         program = self.program(each, context.workers[0].accumulation)
         nodes = np.array(context.nodes)
         schedules = Schedules(program, algorithms, context.cluster, nodes, self.rank_order, context.notes)
-        run_table(context, program, by_schedules(context, schedules))
+        exchanges = OfGroups(context, context.workers, program.groups, schedules)
+        TableRun(context, program, exchanges, CommonModel(context))

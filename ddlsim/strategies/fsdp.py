@@ -21,7 +21,6 @@ from ddlsim.plan.plan import BACKWARD, FORWARD
 from ddlsim.plan.schedules import Schedules
 from ddlsim.runtime.codec import rounded
 from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.exchange import Vectors
 from ddlsim.runtime.fabric import (
     AllReduceAlgorithm,
     Collectives,
@@ -33,7 +32,7 @@ from ddlsim.runtime.fabric import (
     cost_suffix,
     halves_of,
 )
-from ddlsim.runtime.table_run import run_table
+from ddlsim.runtime.table_run import CommonModel, TableRun
 from ddlsim.strategies.overlap import InOrderChoice, NoOverlap, overlap_named
 from ddlsim.strategies.replica_groups import OfReplicas
 from ddlsim.strategies.split_rules import check_shares, divisors, lower_memory_fsdp
@@ -330,7 +329,7 @@ class FSDP:
         Raises ConfigError for a custom optimizer that needs whole layers, and for unsupported compression.
         """
         check_shares("FSDP", context)
-        each = [worker.workload for worker in context.workers]
+        each = context.workloads
         accumulation = context.workers[0].accumulation
         algorithms = {
             "reduce_scatter": self.reduce_scatter,
@@ -341,14 +340,11 @@ class FSDP:
         nodes = np.array(context.nodes)
         schedules = Schedules(program, algorithms, context.cluster, nodes, self.rank_order, context.notes)
         parts = [] if context.compression is None else self._compressible(context, program.template, accumulation)
-
-        def exchanges(gradients: Vectors, program: StepProgram) -> OfReplicas:
-            among = context, context.workers, program.groups, schedules
-            fabric = Fabric(algorithms["all_reduce"], self.rank_order, self.cost)
-            halves = {kind: algorithms[kind] for kind in ("reduce_scatter", "all_gather")}
-            return OfReplicas(*among, fabric, len(each), parts, gradients, owner="FSDP", algorithms=halves)
-
-        run_table(context, program, exchanges, owner="FSDP")
+        model, among = CommonModel(context), (context, context.workers, program.groups, schedules)
+        fabric = Fabric(algorithms["all_reduce"], self.rank_order, self.cost)
+        halves = {kind: algorithms[kind] for kind in ("reduce_scatter", "all_gather")}
+        exchanges = OfReplicas(*among, fabric, len(each), parts, model.gradient, owner="FSDP", algorithms=halves)
+        TableRun(context, program, exchanges, model, owner="FSDP")
 
 
 @functools.lru_cache(maxsize=16)

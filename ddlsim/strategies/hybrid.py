@@ -18,9 +18,8 @@ from ddlsim.plan.layouts import Layout, balanced_layout, layout_of, splittable
 from ddlsim.plan.schedules import Schedules
 from ddlsim.runtime.codec import backwards
 from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.exchange import Vectors
 from ddlsim.runtime.fabric import WithFabric, cost_suffix, fabric_of
-from ddlsim.runtime.table_run import run_table
+from ddlsim.runtime.table_run import CommonModel, TableRun
 from ddlsim.strategies.overlap import (
     InOrder,
     NoOverlap,
@@ -160,7 +159,7 @@ class Hybrid(DealtOut, WithFabric):
     def start(self, context: RunContext) -> None:
         """Start all workers. Raises ConfigError for a custom optimizer that needs whole layers."""
         check_shares("Hybrid", context)
-        each = [worker.workload for worker in context.workers]
+        each = context.workloads
         policy, accumulation = as_compressed(overlap_named(self.overlap), context), context.workers[0].accumulation
         program, layout = self._program(each, accumulation, policy), self.layout(each[0], len(each))
         nodes = np.array(context.nodes)
@@ -182,9 +181,6 @@ class Hybrid(DealtOut, WithFabric):
                 context.notes.append(
                     f"compression: the gradients of split layers ({', '.join(dense)}) stay uncompressed"
                 )
-
-        def exchanges(gradients: Vectors, program: StepProgram) -> OfReplicas:
-            among = context, context.workers, program.groups, schedules
-            return OfReplicas(*among, fabric_of(self), len(each), parts, gradients, owner="Hybrid", only=only)
-
-        run_table(context, program, exchanges, owner="Hybrid")
+        model, among = CommonModel(context), (context, context.workers, program.groups, schedules)
+        exchanges = OfReplicas(*among, fabric_of(self), len(each), parts, model.gradient, owner="Hybrid", only=only)
+        TableRun(context, program, exchanges, model, owner="Hybrid")

@@ -15,7 +15,7 @@ import numpy as np
 
 from ddlsim.arguments import Count, checked
 from ddlsim.cluster import Cluster
-from ddlsim.collectives import Collective
+from ddlsim.collectives import Collective, Schedule
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.plan import Chunk, Mesh, Plan, StepProgram, between_blocks, chunks_at, fully_sharded, make_mesh, pipeline
@@ -41,10 +41,8 @@ from ddlsim.plan.tensor_ranks import (
 )
 from ddlsim.readable import count
 from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.exchange import Vectors
 from ddlsim.runtime.fabric import Collectives, WithFabric, fabric_label, fabric_of, halves_of
-from ddlsim.runtime.table_run import Schedules as GroupSchedule
-from ddlsim.runtime.table_run import disturbed, is_one_step, run_table
+from ddlsim.runtime.table_run import CommonModel, TableRun, disturbed, is_one_step
 from ddlsim.strategies.replica_groups import OfReplicas, compressible_parts
 from ddlsim.strategies.split_rules import check_sizes, divisors, known_order, lower_memory_parallel
 from ddlsim.workload.buckets import Bucket, ddp_buckets, megatron_buckets, one_bucket, per_layer, per_unit
@@ -478,7 +476,7 @@ class Parallel(WithFabric):
             steps = 2 if is_one_step(context, live) else N_STEPS  # a first step ends with updates
             groups, members = self._of_groups(whole, steps, micro_batches), np.array(self._members(mesh))
             firsts, first, (order, _) = nodes[members[:, 0]], groups.programs[0], self._order_of(members)
-            others: GroupSchedule = Schedules(first, self._by_kind, context.cluster, firsts, order, context.notes)
+            others = Schedules(first, self._by_kind, context.cluster, firsts, order, context.notes)
             folding = self._folding(context, groups, members, in_groups, others)
             if folding is None:
                 program = self._repeating(groups.of_all(in_groups), micro_batches)
@@ -489,32 +487,28 @@ class Parallel(WithFabric):
         chunks = _cut_at(self._shard(whole[0]).workload, self._cuts(whole))
         ages = self._delays if self._asynchronous else ()
         weights = StashedWeights(context.learner, self._delays, stage_slices(context.learner, [c.end for c in chunks]))
-
-        def exchanges(gradients: Vectors, program: StepProgram) -> OfReplicas:
-            if folding is not None:
-                schedules = others
-            else:
-                schedules = Schedules(program, self._by_kind, context.cluster, nodes, self.rank_order, context.notes)
-                schedules = schedules if in_groups is None else in_groups.beside(len(program.groups), schedules)
-            parts = list[slice]()
-            if context.compression is not None and self.sharded == "full" and mesh.pipeline == 1:
-                raise ConfigError(
-                    "compression: Parallel with sharded = 'full' reduce-scatters the gradients of each micro-batch, "
-                    "and would add a compression error each time; use FSDP(no_sync=True), or sharded=True"
-                )
-            if context.compression is not None:
-                compressor = context.compression.compressor
-                parts = compressible_parts(program.template, chunks, self._buckets(mesh), self.tensor, compressor)
-            among, fabric = (context, workers, program.groups, schedules), fabric_of(self)
-            return OfReplicas(*among, fabric, mesh.data * program.template.tensor, parts, gradients, ages)
-
-        run_table(
-            context, program, exchanges, n_learners=mesh.data, folding=folding, live=live,
-            met=weights.at if self._asynchronous else None, owner="Parallel", beside_first=2,
-        )  # fmt: skip
+        schedules: Callable[[int, int, float], Schedule]
+        if folding is not None:
+            schedules = others
+        else:
+            schedules = Schedules(program, self._by_kind, context.cluster, nodes, self.rank_order, context.notes)
+            schedules = schedules if in_groups is None else in_groups.beside(len(program.groups), schedules)
+        parts = list[slice]()
+        if context.compression is not None and self.sharded == "full" and mesh.pipeline == 1:
+            raise ConfigError(
+                "compression: Parallel with sharded = 'full' reduce-scatters the gradients of each micro-batch, "
+                "and would add a compression error each time; use FSDP(no_sync=True), or sharded=True"
+            )
+        if context.compression is not None:
+            compressor = context.compression.compressor
+            parts = compressible_parts(program.template, chunks, self._buckets(mesh), self.tensor, compressor)
+        model = CommonModel(context, mesh.data, weights.at if self._asynchronous else None)
+        among, n_replicas = (context, workers, program.groups, schedules), mesh.data * program.template.tensor
+        exchanges = OfReplicas(*among, fabric_of(self), n_replicas, parts, model.gradient, ages)
+        TableRun(context, program, exchanges, model, folding=folding, live=live, owner="Parallel", beside_first=2)
 
     def _folding(
-        self, context: RunContext, groups: _Groups, members: Ints, in_groups: GroupSchedules, others: GroupSchedule
+        self, context: RunContext, groups: _Groups, members: Ints, in_groups: GroupSchedules, others: Schedules
     ) -> Folding | None:
         """Return the folding that executes one rank per tensor group, with a note; None if it would not be exact.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -15,13 +16,15 @@ from ddlsim.cluster.machines import memory_nodes
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan, with_parameter_servers
+from ddlsim.plan.plan import ALL_REDUCE
 from ddlsim.runtime import Communicator, Exchange, Fabric, RunContext
 from ddlsim.runtime.codec import backwards
-from ddlsim.runtime.exchange import CollectiveExchange, InGroups, ThroughServers, Vectors
+from ddlsim.runtime.exchange import CollectiveExchange, InGroups, OfKinds, ThroughServers
 from ddlsim.runtime.fabric import algorithm_name, cost_suffix
 from ddlsim.runtime.server_work import ServerWork as ServerWork
 from ddlsim.runtime.servers import Placement, PlacesServers, server_nodes
-from ddlsim.strategies.all_reduce import AllReduce, start_group
+from ddlsim.runtime.table_run import CommonModel, TableRun
+from ddlsim.strategies.all_reduce import AllReduce
 from ddlsim.strategies.overlap import OverlapChoice, as_compressed, buckets_of, overlap_named
 from ddlsim.workload.compute import Workload
 
@@ -86,11 +89,12 @@ class ParameterServer(PlacesServers):
         members = Communicator(context, Fabric(rank_order="given"), bystanders=nodes, owner="ParameterServer")
         if context.compression is not None:
             self._check_compression()
-
         parts = backwards(buckets_of(overlap, context.workers[0].workload))
         memory = memory_nodes(context.cluster, context.nodes)
+        make = functools.partial(AllReduce(overlap=overlap).program, accumulation=context.workers[0].accumulation)
+        program, model = make(context.workloads), CommonModel(context)
 
-        def through(places: Sequence[int], gradients: Vectors, like: Exchange | None) -> Exchange:
+        def through(places: Sequence[int], like: Exchange | None) -> Exchange:
             """Return the exchange of some of the workers through the servers."""
             some = (
                 members if len(places) == members.n_ranks else members.part(places, Fabric(rank_order="given"), nodes)
@@ -102,7 +106,7 @@ class ParameterServer(PlacesServers):
                 some,
                 nodes,
                 parts,
-                gradients,
+                model.gradient,
                 work=self.work,
                 memory=[memory[place] for place in places],
                 hosts=hosts,
@@ -110,13 +114,12 @@ class ParameterServer(PlacesServers):
                 like=like if isinstance(like, ThroughServers) else None,
             )
 
-        def sums(gradients: Vectors) -> Exchange:
-            if self.fabric is None:
-                return through(range(members.n_ranks), gradients, None)
+        if self.fabric is None:
+            sums = through(range(members.n_ranks), None)
+        else:
             groups = [np.flatnonzero(np.array(machines) == machine).tolist() for machine in dict.fromkeys(machines)]
-            return InGroups(members, groups, self.fabric, lambda places, like: through(places, gradients, like))
-
-        start_group(context, overlap, members, sums)
+            sums = InGroups(members, groups, self.fabric, through)
+        TableRun(context, program, OfKinds({ALL_REDUCE: sums}), model, make, owner=members.owner)
 
     def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
         """Return the plan of `steps` steps, with the servers as the ranks after the workers.

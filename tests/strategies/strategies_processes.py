@@ -19,7 +19,8 @@ import simpy
 from ddlsim.learning import Array, Value
 from ddlsim.plan.plan import ALL_GATHER
 from ddlsim.runtime.communicator import Communicator
-from ddlsim.runtime.exchange import Exchange
+from ddlsim.runtime.context import RunContext
+from ddlsim.runtime.exchange import Exchange, OfKinds
 from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies import HorovodFusion, NoOverlap, Priority, ShardedUpdate, all_reduce
 from ddlsim.strategies.overlap import buckets_of, overlap_named
@@ -31,15 +32,11 @@ from ddlsim.workload.buckets import Bucket
 def processes(strategy: Any) -> Any:
     """Let runs of a strategy go by processes in place of its plan."""
 
-    def start(members: Communicator, make: object, carriers: Callable[..., dict[int, Exchange]]) -> None:
-        context, overlap = members.context, overlap_named(strategy.overlap)
-        made: dict[int, Exchange] = {}
-
-        def summing(group: Group) -> Exchange:
-            made.update(carriers(group.gradient))
-            return next(iter(made.values()))
-
-        group = Group(members, summing)
+    def start(context: RunContext, program: object, exchanges: OfKinds, model: Model, make: object, owner: str) -> None:
+        made, overlap = exchanges.exchanges, overlap_named(strategy.overlap)
+        first = next(iter(made.values()))
+        members, group = first.communicator, Group(first.communicator, lambda _: first)
+        model.group = group
         if isinstance(overlap, HorovodFusion):
             group.coordinator = Fused(group, si(overlap.threshold, "bytes"), si(overlap.cycle_time, "time"))
         elif isinstance(overlap, Priority):
@@ -56,8 +53,20 @@ def processes(strategy: Any) -> Any:
                 life = in_order(worker, group, buckets_of(overlap, worker.workload))
             context.loop.env.process(life)
 
-    with patch.object(all_reduce, "planned", start):
+    with patch.multiple(all_reduce, TableRun=start, CommonModel=Model):
         yield
+
+
+class Model:
+    """The model whose gradients the exchanges carry: that of a group."""
+
+    group: Group
+
+    def __init__(self, context: RunContext) -> None:
+        """Nothing is known of the group yet."""
+
+    def gradient(self, step: int, place: int) -> Value[Array]:
+        return self.group.gradient(step, place)
 
 
 @dataclass

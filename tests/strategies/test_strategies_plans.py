@@ -192,7 +192,7 @@ def test_processes_can_tell_their_plan():
     class Telling(Silent):
         def start(self, context):
             super().start(context)
-            program = ddlsim.AllReduce().program([worker.workload for worker in context.workers])
+            program = ddlsim.AllReduce().program(context.workloads)
             context.plan = lambda steps: program.unroll(1 if steps is None else steps)
 
     run = {"batch_size": 8, "workers": 2, "steps": 1, "warmup": 0}

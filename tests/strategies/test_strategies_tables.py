@@ -16,7 +16,8 @@ from ddlsim.plan.program import N_STEPS
 from ddlsim.plan.schedules import Schedules
 from ddlsim.run.simulate import run as run_experiment
 from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.table_run import by_schedules, run_table
+from ddlsim.runtime.exchange import OfGroups
+from ddlsim.runtime.table_run import CommonModel, TableRun
 from ddlsim.runtime.worker import Factors
 from ddlsim.streams import stream
 from ddlsim.workload.buckets import ddp_buckets
@@ -37,10 +38,11 @@ class Table:
         return steps
 
     def start(self, context: RunContext) -> None:
-        each = [worker.workload for worker in context.workers]
+        each = context.workloads
         program = self.build(each)
         schedules = Schedules(program.unroll(1), "ring", context.cluster, np.array(context.nodes), "topology")
-        run_table(context, program, by_schedules(context, schedules))
+        exchanges = OfGroups(context, context.workers, program.groups, schedules)
+        TableRun(context, program, exchanges, CommonModel(context))
 
 
 CASES = {
