@@ -7,27 +7,44 @@ part is complete if the numbers of all micro-batches have been added, each exact
 from __future__ import annotations
 
 import dataclasses
+import math
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from ddlsim.errors import ConfigError
-from ddlsim.plan.gradients import check_gradients
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import (
+    ALL_GATHER,
+    ALL_REDUCE,
     BACKWARD,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
+    BROADCAST,
     COMPUTE,
     FORWARD,
     KINDS,
     PUSH_PULL,
     RECEIVE,
+    REDUCE,
+    REDUCE_SCATTER,
     SEND,
+    UPDATE,
     Bools,
     Ints,
     Plan,
 )
-from ddlsim.plan.rows import joined, overlapping, refuse, repeats
+from ddlsim.plan.rows import joined, overlapping, refuse, repeats, with_parts
+
+PASSES = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
+#: collectives on gradients and weights of a part: SUMS come before an update, SPREADS may come after it
+SUMS = (ALL_REDUCE, REDUCE_SCATTER, REDUCE, PUSH_PULL)
+SPREADS = (ALL_GATHER, BROADCAST)
+#: random numbers that represent micro-batches; sums wrap around
+Marks = npt.NDArray[np.uint64]
+#: largest number of pieces into which a part is divided
+LIMIT = 2**62
 
 
 def check_exchanges(plan: Plan) -> None:
@@ -134,7 +151,7 @@ def check(plan: Plan) -> None:
     for part in range(plan.tensor):
         of_part = plan if plan.tensor == 1 else _only(plan, part)
         _check_passes(of_part, order)
-        check_gradients(of_part, order)
+        _check_gradients(of_part, order)
 
 
 def _only(plan: Plan, part: int) -> Plan:
@@ -256,3 +273,420 @@ def _each_once(plan: Plan, kinds: tuple[int, ...], passage: Ints, n_passages: in
     early = rows[np.append(begins[1:], True) & (passes < n_passages) & (plan.end[rows] < plan.n_layers)]
     refuse(plan, early, f"layer {{end}} has no {name} pass for this batch", end=plan.end[early])
     return rows
+
+
+# ---------------------------------------------------------------- gradients and weights
+
+
+@dataclass(frozen=True)
+class Touching:
+    """Tasks that use a part on their rank, in their step: `row`, `part`, the part's place (:func:`place_of`), and
+    whether the task uses it through the layer that is `tied` to it, (n,)."""
+
+    row: Ints
+    part: Ints
+    place: Ints
+    tied: Bools
+
+    def of(self, mask: Bools) -> Touching:
+        """Return the tasks selected by a mask."""
+        return Touching(self.row[mask], self.part[mask], self.place[mask], self.tied[mask])
+
+
+def touching(plan: Plan, *kinds: int) -> Touching:
+    """Return the tasks of these kinds that use a part, for each part."""
+    rows = plan.rows(*kinds)
+    first, end, tied = (
+        np.array([getattr(part, name) for part in plan.parts], dtype=np.int64) for name in ("first", "end", "tied")
+    )
+    i, part = with_parts(plan.first[rows], plan.end[rows], first, end)
+    j, other = with_parts(plan.first[rows], plan.end[rows], tied, tied + 1)
+    by_tie = np.repeat([False, True], [len(i), len(j)])
+    i, part = np.concatenate([i, j]), np.concatenate([part, other])
+    return Touching(rows[i], part, place_of(plan, rows[i], part), by_tie)
+
+
+def place_of(plan: Plan, rows: Ints, part: Ints) -> Ints:
+    """Return the place of each part: its index over all steps, ranks and parts, for the step and rank of the row."""
+    return (plan.step[rows] * plan.n_ranks + plan.rank[rows]) * len(plan.parts) + part
+
+
+def on_rank(plan: Plan, tasks: Touching) -> Ints:
+    """Return the index of each task's part over all ranks and parts, ignoring the step."""
+    return np.asarray(tasks.place % (plan.n_ranks * len(plan.parts)), dtype=np.int64)
+
+
+def fetches_of(plan: Plan) -> Touching:
+    """Return the all-gathers that provide sharded weights for the pass of a micro-batch."""
+    rows = plan.rows(ALL_GATHER)
+    rows = rows[(plan.part[rows] >= 0) & (plan.batch[rows] >= 0)]
+    return Touching(rows, plan.part[rows], place_of(plan, rows, plan.part[rows]), np.zeros(len(rows), dtype=np.bool_))
+
+
+def _check_fetches(
+    plan: Plan, order: Order, replay: Replay, fetches: Touching, last: Touching, passes: tuple[Touching, Touching]
+) -> None:
+    """Check that sharded weights are gathered for every pass, after their shards have been updated.
+
+    If a part is gathered twice for a micro-batch, the second time is for the backward pass.
+
+    last    the last task on each part in each step
+    passes  forward and backward passes
+    """
+    shares, n_batches = np.unique(on_rank(plan, fetches)), int(plan.batch.max()) + 1
+    visit = fetches.place * n_batches + plan.batch[fetches.row]
+    by_visit = np.argsort(visit, kind="stable")
+    visits, count = np.unique(visit, return_counts=True)
+    ends = np.cumsum(count)
+    for tasks, nth in zip(passes, (ends - count, ends - 1), strict=True):
+        mine = tasks.of(np.isin(on_rank(plan, tasks), shares))
+        wanted = mine.place * n_batches + plan.batch[mine.row]
+        lacking = mine.of(~np.isin(wanted, visits))
+        problem = "its rank has only a shard of part {part}, but no all_gather provides the rest for this batch"
+        refuse(plan, lacking.row, problem, part=lacking.part)
+        i, j = joined(visits, wanted)
+        order.demand(fetches.row[by_visit[nth[i]]], mine.row[j], "which gathers the weights that it uses")
+    later = fetches.of(plan.step[fetches.row] > 0)
+    before = later.place - plan.n_ranks * len(plan.parts)
+    i, j = joined(last.place, before)
+    order.demand(last.row[i], later.row[j], "whose weights it gathers")
+    _check_tiles(plan, replay, later, before)
+
+
+def _check_tiles(plan: Plan, replay: Replay, fetches: Touching, before: Ints) -> None:
+    """Check that the shards of a group's members together form the whole updated part."""
+    first, end, updated = replay.held(before)
+    position = np.array(
+        [
+            plan.groups[group].index(rank)
+            for group, rank in zip(plan.peer[fetches.row].tolist(), plan.rank[fetches.row].tolist(), strict=True)
+        ],
+        dtype=np.int64,
+    )
+    by_key = np.lexsort((position, plan.key[fetches.row]))
+    key = plan.key[fetches.row][by_key]
+    begins = np.diff(key, prepend=-1) != 0
+    ends = np.append(begins[1:], True)
+    first, end, updated = first[by_key], end[by_key], updated[by_key]
+    wrong = ~updated | (begins & (first != 0)) | (ends & (end != replay.size))
+    wrong[1:] |= ~begins[1:] & (first[1:] != end[:-1])
+    rows = fetches.row[by_key][wrong]
+    problem = (
+        "the shards of its group do not add up to part {part}, which was updated in the previous step; use the group "
+        "that scattered the gradients"
+    )
+    refuse(plan, rows, problem, part=plan.part[rows])
+
+
+def _check_gradients(plan: Plan, order: Order) -> None:
+    """Raise ConfigError for a gradient that is not summed exactly once, and for weights that are used too early.
+
+    The tasks of a rank on a part in a step, its *deeds* (sums, update, distribution of the updated weights), form a
+    sequence that starts after the backward passes and ends before the next forward passes.
+    """
+    backward, update, forward = (
+        touching(plan, *kinds) for kinds in ((BACKWARD, BACKWARD_WEIGHT), (UPDATE,), (FORWARD,))
+    )
+    # if both layers of tied weights are on a rank, it updates the weights together with the first
+    update = update.of(~update.tied | ~np.isin(update.place, update.place[~update.tied]))
+    deeds = _deeds(plan, order, update)
+    _updated_once(plan, backward, update, deeds)
+    _check_early_sums(plan, order, backward, deeds)
+    first = np.diff(deeds.place, prepend=-1) != 0
+    i, j = joined(backward.place, deeds.place[first])
+    before = np.concatenate([backward.row[i], deeds.row[:-1][~first[1:]]])
+    after = np.concatenate([deeds.row[first][j], deeds.row[1:][~first[1:]]])
+    updates, updated = plan.kind[after] == UPDATE, plan.kind[before] == UPDATE
+    passed = np.isin(plan.kind[before], (BACKWARD, BACKWARD_WEIGHT))
+    for pairs, why in (
+        (passed & ~updates, "which it sums"),
+        (updates, "whose gradients it uses"),
+        (updated, "whose weights it distributes"),
+        (~passed & ~updates & ~updated, "which comes before it for this part"),
+    ):
+        order.demand(before[pairs], after[pairs], why)
+    forward, version = _versions(plan, forward)
+    later = version > 0
+    uses, earlier = forward.row[later], forward.place[later] - plan.n_ranks * len(plan.parts)
+    last = deeds.of(np.append(first[1:], True)) if len(first) else deeds
+    if plan.delays:
+        i, j = joined(last.place, backward.place - plan.n_ranks * len(plan.parts))
+        order.demand(last.row[i], backward.row[j], "whose gradients it would add to")
+    fetches = fetches_of(plan)
+    if plan.delays:
+        problem = "stale weights (delays) cannot be gathered for a pass; keep the complete weights on every rank"
+        refuse(plan, fetches.row, problem)
+    shared = np.isin(on_rank(plan, forward), on_rank(plan, fetches))
+    never = uses[~np.isin(earlier, last.place)]
+    refuse(plan, never, "its weights were not updated on its rank in the previous step")
+    kept = ~np.isin(on_rank(plan, backward), on_rank(plan, fetches))
+    replay = _replay(plan, deeds, backward, update, np.union1d(backward.place[kept], earlier[~shared[later]]))
+    i, j = joined(last.place, earlier)
+    order.demand(last.row[i], uses[j], "whose weights it uses")
+    if len(fetches.row):
+        _check_fetches(plan, order, replay, fetches, last, (forward, touching(plan, *PASSES[1:])))
+
+
+def _versions(plan: Plan, forward: Touching) -> tuple[Touching, Ints]:
+    """Return forward passes with the places of the weights that they use, and the version (number of updates) of these.
+
+    In a plan with delays, forward passes without a backward pass are left out, because they have no update yet.
+    """
+    if not plan.delays:
+        return forward, plan.step[forward.row]
+    backward = plan.rows(BACKWARD, BACKWARD_WEIGHT)
+    update = np.full(int(plan.batch.max(initial=-1)) + 1, -1)
+    update[plan.batch[backward]] = plan.step[backward]
+    forward = forward.of(update[plan.batch[forward.row]] >= 0)
+    age = np.array(plan.delays)[plan.first[forward.row]]
+    version = np.maximum(update[plan.batch[forward.row]] - age, 0)
+    where = forward.place % (plan.n_ranks * len(plan.parts))
+    return dataclasses.replace(forward, place=version * plan.n_ranks * len(plan.parts) + where), version
+
+
+def _deeds(plan: Plan, order: Order, update: Touching) -> Touching:
+    """Return sums, updates and distributions by place, in order: sums, the update, the distribution of its result. (A
+    distribution that provably comes before the update belongs to the sums.)"""
+    rows = plan.collectives[(plan.part[plan.collectives] >= 0) & (plan.batch[plan.collectives] < 0)]
+    problem = (
+        "this kind of collective cannot sum or gather a part; use all_reduce, reduce_scatter, all_gather, reduce, "
+        "broadcast or push_pull, or leave part out"
+    )
+    refuse(plan, rows[~np.isin(plan.kind[rows], (*SUMS, *SPREADS))], problem)
+    place = place_of(plan, rows, plan.part[rows])
+    phase = np.where(np.isin(plan.kind[rows], SUMS), 0, 2)
+    i, j = joined(place, update.place)
+    sums_first = (phase[i] == 2) & order.proved(rows[i], update.row[j])
+    phase[i[sums_first]] = 0
+    turn = np.empty(len(plan), dtype=np.int64)
+    turn[order.rows] = np.arange(len(plan))
+    row = np.concatenate([rows, update.row])
+    part = np.concatenate([plan.part[rows], update.part])
+    places = np.concatenate([place, update.place])
+    by_place = np.lexsort((turn[row], np.concatenate([phase, np.ones(len(update.row), dtype=np.int64)]), places))
+    tied = np.concatenate([np.zeros(len(rows), dtype=np.bool_), update.tied])
+    return Touching(row[by_place], part[by_place], places[by_place], tied[by_place])
+
+
+def _updated_once(plan: Plan, backward: Touching, update: Touching, deeds: Touching) -> None:
+    again = update.of(repeats(update.place))
+    refuse(plan, again.row, "part {part} is updated twice in this step", part=again.part)
+    summed = deeds.place[np.isin(plan.kind[deeds.row], (*SUMS, *SPREADS))]
+    brought = deeds.place[np.isin(plan.kind[deeds.row], SPREADS)]
+    never = backward.of(~np.isin(backward.place, np.concatenate([update.place, brought])))
+    problem = "its gradient of part {part} is never used, because no update follows"
+    refuse(plan, never.row, problem, part=never.part)
+    never = update.of(~np.isin(update.place, np.concatenate([backward.place, summed])))
+    refuse(plan, never.row, "the gradient of part {part} is never summed on this rank", part=never.part)
+
+
+def _check_early_sums(plan: Plan, order: Order, backward: Touching, deeds: Touching) -> None:
+    """Check the sums of single micro-batches, to which the last sum of the step, of the same kind and group, adds the
+    rest. Each must come after its backward pass and before that sum, exactly once."""
+    rows = plan.collectives[(plan.part[plan.collectives] >= 0) & (plan.batch[plan.collectives] >= 0)]
+    rows = rows[plan.kind[rows] != ALL_GATHER]
+    if not len(rows):
+        return
+    problem = "only all_reduce and reduce_scatter can sum the gradients of a single micro-batch"
+    refuse(plan, rows[~np.isin(plan.kind[rows], (REDUCE_SCATTER, ALL_REDUCE))], problem)
+    n_batches = int(plan.batch.max()) + 1
+    place = place_of(plan, rows, plan.part[rows])
+    visit = place * n_batches + plan.batch[rows]
+    again = rows[repeats(visit)]
+    refuse(plan, again, "the gradient of batch {batch} is summed twice", batch=plan.batch[again])
+    passes = backward.place * n_batches + plan.batch[backward.row]
+    i, j = joined(passes, visit)
+    order.demand(backward.row[i], rows[j], "which it sums")
+    last = deeds.of(np.isin(plan.kind[deeds.row], (REDUCE_SCATTER, ALL_REDUCE)))
+    i, j = joined(place, last.place)
+    alike = plan.kind[rows[i]] == plan.kind[last.row[j]]
+    i, j = i[alike], j[alike]
+    order.demand(rows[i], last.row[j], "to which it adds the rest")
+    inside = plan.peer[rows[i]] == plan.peer[last.row[j]]
+    apart = rows[np.setdiff1d(np.arange(len(rows)), i[inside])]
+    problem = "its group has no sum of part {part} at the end of the step, to which this gradient could be added"
+    refuse(plan, apart, problem, part=plan.part[apart])
+
+
+def _contributions(plan: Plan, backward: Touching, n_batches: int) -> Ints:
+    """Return distinct pairs of places and micro-batches that have a gradient there, (2, n); gradients of a tied layer
+    count as those of additional micro-batches."""
+    return np.unique(np.stack([backward.place, plan.batch[backward.row] + n_batches * backward.tied]), axis=1)
+
+
+def _replay(plan: Plan, deeds: Touching, backward: Touching, update: Touching, used: Ints) -> Replay:
+    """Check that each update uses the gradient of every micro-batch of its step exactly once, and that all updated
+    weights are finally complete at the places `used`."""
+    n_batches = int(plan.batch.max(initial=-1)) + 1
+    marks = np.random.default_rng(0).integers(1, 2**63, (2 * n_batches, 1), dtype=np.uint64)
+    n_parts = len(plan.parts)
+    total = np.zeros((plan.n_steps * n_parts, 1), dtype=np.uint64)
+    own = _contributions(plan, backward, n_batches)
+    kinds, which = np.unique(own[0] // (plan.n_ranks * n_parts) * n_parts + own[0] % n_parts, return_inverse=True)
+    batches = np.unique(np.stack([kinds[which.reshape(-1)], own[1]]), axis=1)
+    np.add.at(total, batches[0], marks[batches[1]])
+    replay = Replay(plan, deeds.row, deeds.place, own, marks)
+    replay.to_end()
+    whole = update.place // (plan.n_ranks * n_parts) * n_parts + update.place % n_parts  # for all ranks
+    wrong = (replay.at_update(update.place) != total[whole]).any(axis=1)
+    for task, place in zip(update.row[wrong].tolist(), update.place[wrong].tolist(), strict=True):
+        raise ConfigError(f"plan: {plan.task(task)}: {_what_is_wrong(plan, deeds, backward, place, n_batches)}")
+    _check_whole(plan, deeds, replay, used)
+    return replay
+
+
+def _check_whole(plan: Plan, deeds: Touching, replay: Replay, places: Ints) -> None:
+    """Check that all ranks that use weights of a part end the step with all of its updated weights."""
+    first, end, updated = replay.held(places)
+    wrong = np.flatnonzero(~updated | (end - first != replay.size))
+    if len(wrong):
+        place, share = int(places[wrong[0]]), float(end[wrong[0]] - first[wrong[0]]) / replay.size
+        last = int(deeds.row[deeds.place == place][-1])
+        part = place % len(plan.parts)
+        if not updated[wrong[0]]:
+            raise ConfigError(f"plan: {plan.task(last)}: part {part} is not updated on its rank after this task")
+        raise ConfigError(
+            f"plan: {plan.task(last)}: after this task, its rank has only {share:.3g} of the updated weights "
+            f"of part {part}; add an all_gather over the group that scattered its gradients"
+        )
+
+
+def _what_is_wrong(plan: Plan, deeds: Touching, backward: Touching, place: int, n_batches: int) -> str:
+    """Replay one part of one step with a column per micro-batch; describe one that is not summed exactly once."""
+    n_parts = len(plan.parts)
+    step, part = place // (plan.n_ranks * n_parts), place % n_parts
+    few = [each.of((each.part == part) & (plan.step[each.row] == step)) for each in (deeds, backward)]
+    own = _contributions(plan, few[1], n_batches)
+    replay = Replay(plan, few[0].row, few[0].place, own, np.eye(2 * n_batches, dtype=np.uint64))
+    replay.to_end()
+    counts = replay.at_update(np.array([place]))[0]
+    expected = np.zeros(2 * n_batches, dtype=np.uint64)
+    expected[own[1]] = 1
+    which = int(np.flatnonzero(counts != expected)[0])
+    n, (tied, batch) = int(counts[which]), divmod(which, n_batches)
+    times = {0: "never summed", 2: "summed twice"}.get(n, f"summed {n} times")
+    where = f" of layer {plan.parts[part].tied}, which is tied to it," if tied else ""
+    return f"the gradient of batch {batch}{where} is {times} in part {part}; it must be summed once"
+
+
+# ---------------------------------------------------------------- replay
+
+
+class Replay:
+    """Deeds (sums, updates, distribution) executed in order at each *place*: a rank's copy of a part in a step.
+
+    A place holds a range of the part with the gradient sum of some micro-batches, as the sum of their marks. A
+    reduce-scatter leaves member i with the i-th of equal pieces; an all-gather concatenates adjacent ranges in the
+    order of the group; a broadcast copies the first member's range.
+
+    rows, places   (n,) the deeds, sorted by place and, within a place, by order
+    contributions  (2, m) places and batches of the initial gradients
+    marks          (n_batches, width) of the batches
+    """
+
+    def __init__(self, plan: Plan, rows: Ints, places: Ints, contributions: Ints, marks: Marks) -> None:
+        self.plan, self.rows = plan, rows
+        own_place, own_batch = contributions
+        self.places = np.union1d(own_place, places)
+        self.marks = np.zeros((len(self.places), marks.shape[1]), dtype=np.uint64)
+        np.add.at(self.marks, np.searchsorted(self.places, own_place), marks[own_batch])
+        cuts = {len(plan.groups[i]) for i in np.unique(plan.peer[rows[plan.kind[rows] == REDUCE_SCATTER]]).tolist()}
+        #: size of a part, divisible by the sizes of any two groups that scatter it
+        self.size = math.lcm(1, *cuts) ** 2
+        if self.size > LIMIT:
+            raise ConfigError(
+                f"plan: gradients are scattered over groups of {', '.join(map(str, sorted(cuts)))} ranks; use "
+                "fewer different group sizes"
+            )
+        self.first = np.zeros(len(self.places), dtype=np.int64)
+        self.end = np.full(len(self.places), self.size, dtype=np.int64)
+        self.updated = np.zeros(len(self.places), dtype=np.bool_)
+        self.found = np.zeros_like(self.marks)
+        self.at = np.searchsorted(self.places, places)  # rows of the same place are adjacent, in order
+        begins = np.flatnonzero(np.diff(self.at, prepend=-1))
+        self.nth = np.arange(len(rows)) - np.repeat(begins, np.diff(np.append(begins, len(rows))))
+        # each update is separate, even if one row updates several parts
+        key = np.where(plan.kind[rows] == UPDATE, len(plan) + np.arange(len(rows)), plan.key[rows])
+        _, which, self.n_members = np.unique(key, return_inverse=True, return_counts=True)
+        self.which = which.reshape(-1)
+        position = np.full((max(len(plan.groups), 1), plan.n_ranks), -1, dtype=np.int64)
+        for i, group in enumerate(plan.groups):
+            position[i, list(group)] = np.arange(len(group))
+        self.position = np.where(plan.kind[rows] == UPDATE, 0, position[plan.peer[rows], plan.rank[rows]])
+
+    def at_update(self, places: Ints) -> Marks:
+        """Return the sums that the updates at these places used, (n, width)."""
+        return self.found[np.searchsorted(self.places, places)]
+
+    def held(self, places: Ints) -> tuple[Ints, Ints, Bools]:
+        """Return start and end of the range at each place, in units of 1 / :attr:`size`, and whether it is updated."""
+        at = np.searchsorted(self.places, places)
+        return self.first[at], self.end[at], self.updated[at]
+
+    def to_end(self) -> None:
+        """Execute all deeds; a collective is executed when all its members have reached it."""
+        n_done, left = np.zeros(len(self.places), dtype=np.int64), np.arange(len(self.rows))
+        while len(left):
+            here = left[self.nth[left] == n_done[self.at[left]]]
+            n_here = np.bincount(self.which[here], minlength=len(self.n_members))
+            go = here[(n_here == self.n_members)[self.which[here]]]
+            kinds = self.plan.kind[self.rows[go]]
+            for kind in np.unique(kinds).tolist():
+                self._do(kind, go[kinds == kind])
+            n_done[self.at[go]] += 1
+            if not len(go):
+                self._refuse(left[:1], "other ranks sum, update or distribute this part in a different order")
+            left = left[~np.isin(left, go)]
+
+    def _do(self, kind: int, go: Ints) -> None:
+        go = go[np.lexsort((self.position[go], self.which[go]))]  # members of a collective are adjacent, in order
+        at = self.at[go]
+        if kind == UPDATE:
+            self.found[at], self.updated[at] = self.marks[at], True
+            return
+        begins = np.flatnonzero(np.diff(self.which[go], prepend=-1))
+        size = np.diff(np.append(begins, len(go)))
+        leader = np.repeat(begins, size)  # for each row, the first member of its collective
+        if kind == BROADCAST:
+            for held in (self.first, self.end, self.marks, self.updated):
+                held[at] = held[at[leader]]
+        elif kind == ALL_GATHER:
+            self._gather(go, at, begins, size, leader)
+        else:
+            self._sum(kind, go, at, begins, size, leader)
+
+    def _gather(self, go: Ints, at: Ints, begins: Ints, size: Ints, leader: Ints) -> None:
+        inside = np.ones(len(go), dtype=np.bool_)
+        inside[begins] = False
+        second = np.flatnonzero(inside)
+        apart = self.end[at[second - 1]] != self.first[at[second]]
+        self._refuse(
+            go[second[apart]], "its range of the part does not begin at the end of the previous member's range"
+        )
+        mixed = (self.marks[at] != self.marks[at[leader]]).any(axis=1) & ~self.updated[at]
+        mixed |= self.updated[at] != self.updated[at[leader]]
+        self._refuse(go[mixed], "its sum differs from that of the first member of its group")
+        self.end[at] = np.repeat(self.end[at[begins + size - 1]], size)
+        self.first[at] = self.first[at[leader]]
+
+    def _sum(self, kind: int, go: Ints, at: Ints, begins: Ints, size: Ints, leader: Ints) -> None:
+        self._refuse(go[self.updated[at]], "it sums gradients after their update")
+        same = (self.first[at] == self.first[at[leader]]) & (self.end[at] == self.end[at[leader]])
+        if kind == PUSH_PULL:  # servers contribute nothing
+            same |= np.isin(self.plan.rank[self.rows[go]], self.plan.servers)
+        self._refuse(go[~same], "its range of the part differs from that of the first member of its group")
+        total = np.repeat(np.add.reduceat(self.marks[at], begins, axis=0), size, axis=0)
+        position = self.position[go]
+        if kind == REDUCE:
+            self.marks[at] = np.where(position[:, None] == 0, total, self.marks[at])
+            self.end[at] = np.where(position == 0, self.end[at], self.first[at])
+            return
+        self.marks[at] = total
+        if kind == REDUCE_SCATTER:
+            piece, rest = np.divmod(self.end[at] - self.first[at], np.repeat(size, size))
+            self._refuse(go[rest != 0], "it scatters a part for the third time; at most two are supported")
+            self.first[at] += position * piece
+            self.end[at] = self.first[at] + piece
+
+    def _refuse(self, wrong: Ints, problem: str) -> None:
+        refuse(self.plan, self.rows[wrong], problem)

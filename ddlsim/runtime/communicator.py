@@ -15,7 +15,7 @@ from ddlsim.collectives.build import size_class
 from ddlsim.collectives.nccl_choice import Choice
 from ddlsim.errors import ConfigError, DeadlockError
 from ddlsim.network.state import Ints
-from ddlsim.plan.fastest import fastest
+from ddlsim.plan.schedules import fastest
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.costs import KnownCost, Phase, known_cost
 from ddlsim.runtime.fabric import Fabric, OnFabric, fabric_of, with_algorithm

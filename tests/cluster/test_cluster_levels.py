@@ -40,7 +40,7 @@ from ddlsim.cluster.levels import innermost, levels
 from ddlsim.collectives import all_reduce, build, check, cost, reorder
 from ddlsim.collectives.build import default_algorithm
 from ddlsim.imports.astra import read_astra
-from ddlsim.plan.fastest import fastest
+from ddlsim.plan.schedules import fastest
 from ddlsim.run import run
 
 LINK = {"bandwidth": "10 GB/s", "latency": "1 us"}

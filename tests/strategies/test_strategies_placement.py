@@ -11,7 +11,7 @@ from strategies_reference import uniform_star
 import ddlsim
 from ddlsim import AllReduce, Measured, Result, algorithm_names, collective_time, load_cluster, simulate
 from ddlsim.cluster import racks, star
-from ddlsim.plan.fastest import fastest
+from ddlsim.plan.schedules import fastest
 from ddlsim.runtime.servers import server_nodes
 
 B = 1.25e9
