@@ -533,8 +533,13 @@ def seconds_of(workers: Sequence[Worker], ops: Sequence[Op]) -> Floats:
     return np.array([[op.seconds(worker) if op.seconds is not None else 0.0 for op in ops] for worker in workers])
 
 
-def gradient(context: RunContext, drawn: Follow | None) -> list[Op]:
-    """Return the operations of :meth:`Worker.gradient`; `drawn` is called when its parameters are read."""
+def _draw(worker: Worker) -> None:
+    worker.drawn = worker.draw()
+
+
+def gradient(context: RunContext, drawn: Follow = _draw) -> list[Op]:
+    """Return the operations of :meth:`Worker.gradient`; `drawn` is called when its parameters are read, and by default
+    stores the gradient in ``Worker.drawn``."""
     first = context.workers[0]
     forward = Op(ls.WORK, "forward", lambda worker: worker.workload.forward_time, redo=True)
     early = Op(ls.WORK, "backward", lambda worker: worker.workload.backward_time, redo=True)
@@ -546,6 +551,4 @@ def gradient(context: RunContext, drawn: Follow | None) -> list[Op]:
     if first.feed is not None:
         batch.insert(0, Op(ls.FETCH, "input", waits="its next batch", redo=True))
     ops += [*batch, forward, early] * (first.accumulation - 1) + batch
-    if drawn is not None:
-        ops.append(Op(ls.NOTE, follow=drawn, redo=True))
-    return [*ops, forward, late]
+    return [*ops, Op(ls.NOTE, follow=drawn, redo=True), forward, late]

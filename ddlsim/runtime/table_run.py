@@ -316,11 +316,7 @@ class TableRun:
     def plan(self, steps: int | None) -> Plan:
         """Return the plan of the first steps as they are executed, of one cycle by default."""
         plan = self._program.unroll(self._program.cycle if steps is None else steps)
-
-        def exchange(kind: int, group: int, parts: bool) -> Exchange:
-            return self.calls.exchanges[kind, group, parts]
-
-        return as_executed(plan, exchange, self.workers)
+        return as_executed(plan, self.calls.exchanges, self.workers)
 
     def tasks_of(self, step: int) -> Records:
         """Return the tasks of a step in flight."""
@@ -791,16 +787,15 @@ def _named(plan: Plan, *names: str) -> Bools:
     return np.isin(plan.name, [number for number, name in enumerate(plan.names) if name in names])
 
 
-def as_executed(plan: Plan, exchange_of: Callable[[int, int, bool], Exchange], workers: Sequence[Worker]) -> Plan:
-    """Return a plan with the tasks that its exchanges add.
+def as_executed(plan: Plan, of_keys: Mapping[ExchangeKey, Exchange], workers: Sequence[Worker]) -> Plan:
+    """Return a plan with the tasks that its exchanges, `of_keys`, add.
 
-    exchange_of  (kind of collective, group, whether it carries parts of the gradients) -> its exchange
-    workers      the worker of each rank
+    workers  the worker of each rank
 
     An encoded collective becomes the collectives that its codec needs, one task each. A sum through servers becomes a
     push-pull, or messages if the encoded answer has another size.
     """
-    exchanges = {row: exchange_of(*exchange_key(plan, row)) for row in plan.collectives.tolist()}
+    exchanges = {row: of_keys[exchange_key(plan, row)] for row in plan.collectives.tolist()}
     different = list(dict.fromkeys(exchanges.values()))
     plan = _with_seconds(plan, exchanges, workers)
     notes = dict.fromkeys([*plan.notes, *(note for exchange in different for note in exchange.plan_notes)])

@@ -176,6 +176,7 @@ class Worker:
     factors       random factors applied to the compute times of successive (micro-)steps
     accumulation  number of micro-steps per step
     params        current parameters, shape (n_params,); ABSENT in timing-only runs
+    drawn         latest gradient of an asynchronous worker
     workload_at   function that returns the workload at a given epoch, if batch or image sizes change during training.
                   It returns the same object as long as the workload does not change
     feed          source of samples; None: the input is not simulated
@@ -193,6 +194,7 @@ class Worker:
     learner: Learner = field(default_factory=lambda: Learner(DataPlane(), None, 1))
     workload_at: Callable[[float], Workload] | None = None
     params: Value[Array] = ABSENT
+    drawn: Value[Array] = ABSENT
     factor: float = 1.0
     overlap_slowdown: Contention = NO_SLOWDOWN
     #: seconds of extra compute, such as an evaluation, to be done before the next step

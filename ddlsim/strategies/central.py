@@ -51,19 +51,14 @@ class CentralModel(UpdateRule):
         self.late = self.told = not drop_late
         self.params = context.learner.initial
         self._state = context.learner.optimizer_state(self.params)
-        #: latest gradient of each worker
-        self.gradients: dict[int, Value[Array]] = {}
         context.model = lambda: self.params
 
     def go(self, *held: Op) -> None:
         """Run all workers: compute a gradient, push it, wait as configured, pull the parameters, repeat."""
-        self.serve(gradient(self.servers.context, self._drawn), [Op(ls.STEP)], held)
-
-    def _drawn(self, worker: Worker) -> None:
-        self.gradients[worker.rank] = worker.draw()
+        self.serve(gradient(self.servers.context), [Op(ls.STEP)], held)
 
     def pack(self, worker: Worker) -> Message:
-        return self.servers.messages.gradient(worker, self.gradients[worker.rank])
+        return self.servers.messages.gradient(worker, worker.drawn)
 
     def answer(self, worker: Worker) -> Message:
         message = self.servers.messages.answer(worker, self.params)
@@ -268,14 +263,13 @@ class _Springs(UpdateRule):
         self.alpha, self.count, self.counted, self.told = alpha, n_visitors, False, n_visitors == 1
         self.center = self.before = context.learner.initial
         self.replicas = replicas_of(context)
-        self.gradients: dict[int, Value[Array]] = {}
         self.pulled: dict[int, Value[Array]] = {}
         context.model, context.mixture = lambda: self.center, "the center, which has been moved by workers"
 
     def go(self, period: int) -> None:
         """Run all workers: local steps, with an elastic exchange with the center in every `period`-th one."""
         end = Op(ls.STEP, follow=self._step, number=ls.COMMON if self.count > 1 else ls.EACH)
-        step = [*gradient(self.servers.context, self._drawn), OPTIMIZER, end]
+        step = [*gradient(self.servers.context), OPTIMIZER, end]
         steps = repeated(step, lambda _: period)
         self.serve([], [Op(ls.NOTE, follow=self._pull), *steps], [Op(ls.MEET, "the other workers")], first=step[0])
 
@@ -296,12 +290,9 @@ class _Springs(UpdateRule):
         """x_i - alpha (x_i - z)"""
         self.pulled[worker.rank] = worker.params - self.alpha * (worker.params - self.pulled[worker.rank])
 
-    def _drawn(self, worker: Worker) -> None:
-        self.gradients[worker.rank] = worker.draw()  # at x_i before it was moved
-
     def _step(self, worker: Worker) -> None:
         replica, moved = self.replicas[worker.rank], self.pulled.pop(worker.rank, worker.params)
-        worker.params, replica.state = replica.after(moved, self.gradients[worker.rank])
+        worker.params, replica.state = replica.after(moved, worker.drawn)  # at x_i before it was moved
         replica.count()
 
 

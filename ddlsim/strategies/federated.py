@@ -211,8 +211,7 @@ class _Buffer(CentralModel):
     clients: Sequence[_Client] = ()
 
     def pack(self, worker: Worker) -> Message:
-        self.gradients[worker.rank] = self.clients[worker.rank].delta()
-        return super().pack(worker)
+        return self.servers.messages.gradient(worker, self.clients[worker.rank].delta())
 
 
 class _Client:

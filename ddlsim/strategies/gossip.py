@@ -46,20 +46,14 @@ def checked_graph(graph: Mixing) -> str | Graph | Weights:
 class _Peers:
     """Workers that compute gradients and send each other their models, compressed if the run compresses.
 
-    gradients  latest gradient of each worker
-    packs      whether messages are encoded
-    draws      random stream of each worker, for its choices
+    packs  whether messages are encoded
+    draws  random stream of each worker, for its choices
     """
 
     def __init__(self, context: RunContext, owner: str) -> None:
         self.context, self.messages = context, Messages(context, owner=owner, peers=True)
-        self.gradients: dict[int, Value[Array]] = {}
         self.packs, self.replicas = self.messages.choice is not None, replicas_of(context)
         self.draws = [stream(context.seed, worker.rank, "gossip") for worker in context.workers]
-
-    def gradient(self) -> list[Op]:
-        """Return the operations that compute a gradient."""
-        return gradient(self.context, self._drawn)
 
     def encode(self) -> list[Op]:
         """Return the operations that encode a worker's model."""
@@ -70,11 +64,8 @@ class _Peers:
         nbytes = self.context.workers[0].workload.gradient_nbytes
         self.lanes = Lanes(self.context, ops, nbytes, samples, self.messages, **how)
 
-    def _drawn(self, worker: Worker) -> None:
-        self.gradients[worker.rank] = worker.draw()
-
     def _step(self, worker: Worker) -> None:
-        self.replicas[worker.rank].step_freely(self.gradients[worker.rank])
+        self.replicas[worker.rank].step_freely(worker.drawn)
 
     def _packed(self, worker: Worker) -> None:
         """Encode a worker's model."""
@@ -192,11 +183,11 @@ class DPSGD(_Mixed):
             models = neighbours.models(worker) | {me: worker.params}
             sources = np.flatnonzero(matrix[me]).tolist()
             mixed = weighted_sum(worker.learner.plane, matrix[me, sources].tolist(), [models[j] for j in sources])
-            worker.params, replica.state = replica.after(mixed, neighbours.gradients[me])
+            worker.params, replica.state = replica.after(mixed, worker.drawn)
             replica.count()
 
         step = [OPTIMIZER, Op(ls.STEP, follow=mix, number=ls.COMMON)]
-        neighbours.go([*neighbours.send(), *neighbours.gradient(), *neighbours.receive("{begun}"), *step])
+        neighbours.go([*neighbours.send(), *gradient(context), *neighbours.receive("{begun}"), *step])
 
 
 @checked
@@ -238,7 +229,7 @@ class CHOCOSGD(_Mixed):
 
         def step(worker: Worker) -> None:
             replica = neighbours.replicas[worker.rank]
-            worker.params, replica.state = replica.after(worker.params, neighbours.gradients[worker.rank])
+            worker.params, replica.state = replica.after(worker.params, worker.drawn)
             replica.count()
 
         def mix(worker: Worker) -> None:
@@ -246,7 +237,7 @@ class CHOCOSGD(_Mixed):
             weights = [1.0, *towards[worker.rank, list(public)].tolist()]
             worker.params = weighted_sum(worker.learner.plane, weights, [worker.params, *public.values()])
 
-        local = [*neighbours.gradient(), OPTIMIZER, Op(ls.NOTE, follow=step)]
+        local = [*gradient(context), OPTIMIZER, Op(ls.NOTE, follow=step)]
         mixing = [*neighbours.receive("{ended}"), Op(ls.STEP, follow=mix, number=ls.COMMON)]
         neighbours.go([*local, *neighbours.send(), *mixing])
 
@@ -310,7 +301,7 @@ class _Pairs(_Peers):
         ops = [
             Op(ls.CHOOSE, number=len(asking)),
             *asking,
-            *self.gradient(),
+            *gradient(context),
             Op(ls.JOIN, "averaging", waits="the average with its neighbour"),
             *([Op(ls.ASK, follow=self._come)] if self.packs else []),
             Op(ls.WORK, "decode"),
@@ -405,7 +396,7 @@ class Gossip(_Peers):
             Op(ls.ASK, follow=self._come),
             Op(ls.WORK, "decode"),
             Op(ls.NOTE, follow=self._merge),
-            *self.gradient(),
+            *gradient(context),
             OPTIMIZER,
             Op(ls.STEP, follow=self._step, number=ls.EACH),
             Op(ls.CHOOSE, number=len(pushing)),

@@ -125,7 +125,7 @@ class _Rounds:
 def _start(context: RunContext, center: CentralModel, *, again: bool) -> None:
     rounds = _Rounds(center)
     center.servers.plan(
-        gradient(context, None),
+        gradient(context),
         [f"an update uses the first {center.count} gradients; the other workers abandon theirs and start again"],
     )
     for worker in context.workers:
