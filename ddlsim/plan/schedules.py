@@ -16,6 +16,7 @@ from ddlsim.cluster.levels import axes, innermost, levels
 from ddlsim.cluster.rings import rings
 from ddlsim.collectives import Collective, Schedule, algorithm_names, build, reorder
 from ddlsim.collectives.build import default_algorithm, size_class
+from ddlsim.collectives.nccl_choice import Choice
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.network import schedule_time
@@ -60,9 +61,44 @@ def _resolved(
     }
 
 
+class MemberSchedules:
+    """The schedules of collectives among some ranks: :attr:`of` (kind of collective, algorithm, bytes per rank).
+
+    order           (n_ranks,) the ranks in ring order
+    cluster, nodes  node of each rank; None: machines and neighbours are ignored
+    notes           algorithms that "auto" selects are added and, if `of_nccl`, the first choices of NCCL's tuner
+
+    Sizes with the same number of segments, or the same choice of the tuner, share a schedule.
+    """
+
+    def __init__(
+        self, order: Ints, cluster: Cluster | None, nodes: Sequence[int], notes: list[str], *, of_nccl: bool = False
+    ) -> None:
+        self.order, self.cluster, self.nodes, self.notes, self.of_nccl = order, cluster, nodes, notes, of_nccl
+        self.where = None if cluster is None else (cluster, tuple(nodes[place] for place in order.tolist()))
+        self._of_size: dict[tuple[str, str | Collective, Hashable], Schedule] = {}
+        self.of = functools.cache(self._of_bytes)
+
+    def _of_bytes(self, kind: str, algorithm: str | Collective, nbytes: float) -> Schedule:
+        automatic = algorithm == "auto" and kind == "all_reduce"
+        size = nbytes if automatic else size_class(algorithm, nbytes, kind, self.where)
+        key = kind, algorithm, size
+        if key not in self._of_size:
+            if isinstance(size, Choice) and self.of_nccl:
+                said = f"nccl: {size.algorithm} with {size.protocol} for "
+                if not any(note.startswith(said) for note in self.notes):
+                    self.notes.append(f"{said}{nbytes / 1e6:.3g} MB")
+            if automatic and self.cluster is not None:
+                algorithm = fastest(self.cluster, self.nodes, self.order, nbytes, self.notes)
+            make: Callable[..., Schedule] = _built
+            if not isinstance(algorithm, str) or ":" in algorithm:  # custom code may depend on anything
+                make = _built.__wrapped__
+            self._of_size[key] = make(algorithm, kind, nbytes, self.where, tuple(self.order.tolist()))
+        return self._of_size[key]
+
+
 class Schedules:
-    """The schedule of a kind of collective for a group and a number of bytes; sizes with the same number of segments
-    share a schedule.
+    """The schedule of a kind of collective for a group of a plan and a number of bytes.
 
     Without a `cluster`, machines and neighbours are ignored. Algorithms that "auto" selects are added to `notes`.
     """
@@ -80,60 +116,31 @@ class Schedules:
         self.notes: list[str] = [] if notes is None else notes
         self.algorithms = _resolved(_algorithms(algorithm), plan, cluster, nodes)
         self.orders = [_wanted(rank_order, plan, group) for group in plan.groups]
-        self.cache: dict[tuple[int, int, Hashable], Schedule] = {}
-        self._known: dict[tuple[int, int, float], Schedule] = {}
-        self.places: dict[int, Ints] = {}
-        self.at: dict[int, tuple[int, ...]] = {}
+        self._members, self._push_pull = functools.cache(self._of_members), functools.cache(self._through_servers)
 
     def __call__(self, kind: int, group: int, nbytes: float) -> Schedule:
-        known = self._known.get((kind, group, nbytes))
-        if known is None:
-            algorithm = self.algorithms[KINDS[kind]]
-            size = nbytes if algorithm == "auto" else size_class(algorithm, nbytes, KINDS[kind], self._where(group))
-            key = kind, group, size
-            if key not in self.cache:
-                self.cache[key] = self._new(kind, group, nbytes)
-            known = self._known[kind, group, nbytes] = self.cache[key]
-        return known
-
-    def _new(self, kind: int, group: int, nbytes: float) -> Schedule:
-        members, algorithm = np.array(self.plan.groups[group]), self.algorithms[KINDS[kind]]
         if kind == PUSH_PULL:
-            n_servers = int(np.isin(members, self.plan.servers).sum())
-            n, inside = len(members) - n_servers, None
-            if algorithm != "direct" and self.cluster is not None and self.nodes is not None:
-                inside = innermost(self.cluster, self.nodes[members[:n]].tolist())
-            return push_pull(n, n_servers, inside, star=algorithm == "star")
-        places = self._places(group)
-        if kind in ROOTED:  # the first member stays the root, in any order
+            return self._push_pull(group)
+        return self._members(group, kind in ROOTED).of(KINDS[kind], self.algorithms[KINDS[kind]], nbytes)
+
+    def _through_servers(self, group: int) -> Schedule:
+        members, algorithm = np.array(self.plan.groups[group]), self.algorithms["push_pull"]
+        n_servers = int(np.isin(members, self.plan.servers).sum())
+        n, inside = len(members) - n_servers, None
+        if algorithm != "direct" and self.cluster is not None and self.nodes is not None:
+            inside = innermost(self.cluster, self.nodes[members[:n]].tolist())
+        return push_pull(n, n_servers, inside, star=algorithm == "star")
+
+    def _of_members(self, group: int, rooted: bool) -> MemberSchedules:
+        """Return the schedules of a group; if `rooted`, its first member stays the root, in any order."""
+        order, nodes = self.orders[group], list[int]()
+        if self.cluster is not None and self.nodes is not None:
+            nodes = self.nodes[np.array(self.plan.groups[group])].tolist()
+            order = self.cluster.locality_order(nodes) if isinstance(order, str) else order
+        places = np.asarray(order)
+        if rooted:
             places = np.roll(places, -int(np.flatnonzero(places == 0)[0]))
-        if self.cluster is None or self.nodes is None:
-            return reorder(build(algorithm, len(places), nbytes, None, KINDS[kind]), places)
-        nodes = tuple(self.nodes[members[places]].tolist())
-        if algorithm == "auto" and KINDS[kind] == "all_reduce":
-            algorithm = fastest(self.cluster, self.nodes[members].tolist(), places, nbytes, self.notes)
-        built: Callable[..., Schedule] = (
-            _built if isinstance(algorithm, str) and ":" not in algorithm else _built.__wrapped__
-        )
-        return built(algorithm, KINDS[kind], nbytes, self.cluster, nodes, tuple(places.tolist()))
-
-    def _where(self, group: int) -> tuple[Cluster, tuple[int, ...]] | None:
-        """Return the cluster, and the nodes of a group's members in order."""
-        if self.cluster is None or self.nodes is None:
-            return None
-        if group not in self.at:
-            members = np.array(self.plan.groups[group])
-            self.at[group] = tuple(self.nodes[members[self._places(group)]].tolist())
-        return self.cluster, self.at[group]
-
-    def _places(self, group: int) -> Ints:
-        """Return the indices of a group's members in the order of the schedule."""
-        if group not in self.places:
-            order = self.orders[group]
-            if isinstance(order, str) and self.cluster is not None and self.nodes is not None:
-                order = self.cluster.locality_order(self.nodes[np.array(self.plan.groups[group])])
-            self.places[group] = np.asarray(order)
-        return self.places[group]
+        return MemberSchedules(places, self.cluster if nodes else None, nodes, self.notes)
 
 
 @functools.lru_cache(maxsize=256)
@@ -141,15 +148,14 @@ def _built(
     algorithm: str | Collective,
     kind: str,
     nbytes: float,
-    cluster: Cluster,
-    nodes: tuple[int, ...],
-    places: tuple[int, ...],
+    where: tuple[Cluster, tuple[int, ...]] | None,
+    order: tuple[int, ...],
 ) -> Schedule:
-    """Return the schedule of a group whose ring order is `places`, the members of which, in this order, are at `nodes`.
+    """Return the schedule of ranks in this ring `order`, which are at `where` in this order.
 
     Runs on one cluster share those of bundled algorithms, which depend on nothing else.
     """
-    return reorder(build(algorithm, len(nodes), nbytes, None, kind, (cluster, nodes)), np.array(places))
+    return reorder(build(algorithm, len(order), nbytes, None, kind, where), np.array(order))
 
 
 def _wanted(rank_order: str | Sequence[int], plan: Plan | StepProgram, group: tuple[int, ...]) -> str | Ints:

@@ -10,12 +10,10 @@ import numpy as np
 import simpy
 
 from ddlsim.cluster.levels import Levels, levels
-from ddlsim.collectives import Collective, Schedule, build, reorder
-from ddlsim.collectives.build import size_class
-from ddlsim.collectives.nccl_choice import Choice
+from ddlsim.collectives import Collective, Schedule
 from ddlsim.errors import ConfigError, DeadlockError
 from ddlsim.network.state import Ints
-from ddlsim.plan.schedules import fastest
+from ddlsim.plan.schedules import MemberSchedules
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.costs import KnownCost, Phase, known_cost
 from ddlsim.runtime.fabric import Fabric, OnFabric, fabric_of, with_algorithm
@@ -65,7 +63,7 @@ class Communicator:
         self.all_nodes = np.array([*self.nodes, *bystanders], dtype=np.int64)
         self._open: dict[Hashable, _Operation] = {}
         self._entered = [0] * self.n_ranks  # collectives entered by each member
-        self._schedules: dict[tuple[str, str | Collective, Hashable], Schedule] = {}
+        self._schedules = MemberSchedules(self.order, context.cluster, self.nodes, context.notes, of_nccl=True)
         self._costs: dict[str, Callable[[Phase], KnownCost]] = {}
         self._known: dict[tuple[Phase, ...], KnownCost] = {}
         self._stream_end = 0.0
@@ -131,28 +129,7 @@ class Communicator:
 
         algorithm  algorithm of the collective; None: the algorithm of the fabric
         """
-        chosen = self.fabric.algorithm if algorithm is None else algorithm
-        automatic = chosen == "auto" and kind == "all_reduce"
-        where = self.context.cluster, self.at
-        key = kind, chosen, nbytes if automatic else size_class(chosen, nbytes, kind, where)
-        if key not in self._schedules:
-            if isinstance(key[-1], Choice):
-                self._note(key[-1], nbytes)
-            if automatic:
-                cluster, notes = self.context.cluster, self.context.notes
-                chosen = fastest(cluster, self.nodes, self.order, nbytes, notes)
-            self._schedules[key] = self._built(chosen, nbytes, kind)
-        return self._schedules[key]
-
-    def _note(self, choice: Choice, nbytes: float) -> None:
-        """Note when NCCL first selects an algorithm and protocol."""
-        said, notes = f"nccl: {choice.algorithm} with {choice.protocol} for ", self.context.notes
-        if not any(note.startswith(said) for note in notes):
-            notes.append(f"{said}{nbytes / 1e6:.3g} MB")
-
-    def _built(self, algorithm: str | Collective, nbytes: float, kind: str) -> Schedule:
-        where = self.context.cluster, self.at
-        return reorder(build(algorithm, self.n_ranks, nbytes, None, kind, where), self.order)
+        return self._schedules.of(kind, self.fabric.algorithm if algorithm is None else algorithm, nbytes)
 
     # ------------------------------------------------------------ collectives
 

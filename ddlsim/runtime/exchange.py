@@ -216,6 +216,7 @@ class CollectiveExchange(Exchange):
         self.what = kind.replace("_", "-")
         context = communicator.context
         self.machines: list[list[int]] = []
+        self._ring = functools.cache(self._in_ring)
         self._inbox: dict[Hashable, simpy.Event] = {}
         if context.compression is not None and vectors is not None:
             self._encode(context, parts, vectors, tensors, like)
@@ -448,18 +449,16 @@ class CollectiveExchange(Exchange):
         across = zip(*self.machines, strict=True)
         return [self.communicator.part(places, Fabric(rank_order="given")) for places in across]
 
-    @functools.cache  # noqa: B019  # lives as long as the run
-    def _shards(self, parts: tuple[int, ...]) -> list[int]:
+    def _shards(self, parts: Sequence[int]) -> list[int]:
         """Return the number of elements of the parts that each worker of a machine holds."""
         assert self.codec is not None
         each = [shard_sizes(self.codec.pieces[part].n, len(self.machines[0])) for part in parts]
         return np.sum(each, axis=0).tolist()  # type: ignore[no-any-return]
 
     def _in_shards(self, kind: str, parts: Sequence[int]) -> Schedule:
-        return self._ring(kind, tuple(self._shards(tuple(parts))))
+        return self._ring(kind, tuple(self._shards(parts)))
 
-    @functools.cache  # noqa: B019
-    def _ring(self, kind: str, sizes: tuple[int, ...]) -> Schedule:
+    def _in_ring(self, kind: str, sizes: tuple[int, ...]) -> Schedule:
         direct = self.communicator.levels.algorithms[0] == "direct"
         schedule = build("direct" if direct else "ring", len(sizes), kind=kind)
         equal = sizes[0] == sizes[-1]

@@ -183,11 +183,6 @@ class OwnModels:
     def _until(self, operation: str, number: int, step: int, rank: int) -> None:
         self._advance(rank, step * len(self._operations) + self._operations.index((operation, number)) + 1)
 
-    def gradient(self, step: int, place: int) -> Value[Array]:
-        raise AssertionError(
-            "workers with separate models contribute the values that their rules return, not gradients"
-        )
-
     # ------------------------------------------------------------ values
 
     def _advance(self, rank: int, until: int) -> None:

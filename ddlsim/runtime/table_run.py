@@ -136,9 +136,6 @@ class Models(Protocol):
     def runs(self, run: TableRun) -> None:
         """Set the run that executes the steps."""
 
-    def gradient(self, step: int, place: int) -> Value[Array]:
-        """Return the gradient of a step that has begun."""
-
     def learn_until(self, step: int) -> None:
         """Apply all steps up to `step`."""
 

@@ -1,5 +1,7 @@
 """Compressed gradients where workers share weights or layers: `FSDP` and `Hybrid` end as replicas would."""
 
+import gc
+
 import numpy as np
 import pytest
 from draws import few
@@ -8,6 +10,7 @@ import ddlsim
 from ddlsim import FP16, FSDP, AllReduce, DdpBuckets, Hybrid, Measured, ShardedUpdate, TopK, Training, simulate
 from ddlsim import compression as cp
 from ddlsim.cluster import star
+from ddlsim.runtime.exchange import CollectiveExchange
 
 COMPRESSORS = [
     cp.FP16(), cp.TopK(0.1), cp.ErrorFeedback(cp.TopK(0.05)), cp.SignSGD(), cp.PowerSGD(2), cp.Threshold(0.5),
@@ -97,3 +100,9 @@ def test_the_scattering_algorithm_is_that_of_the_strategy():
             times.append(result.step_time)
     assert times[0] - times[2] == pytest.approx((7 - 3) * 2e-3, rel=1e-3)
     assert times[1] - times[3] == pytest.approx((7 - 3) * 2e-3, rel=1e-3)
+
+
+def test_exchanges_between_machines_are_freed_with_their_run():
+    simulate("dgx-a100-pod", "resnet50", AllReduce("hierarchical"), 8, 16, steps=1, warmup=0, compression=TopK(0.01))
+    gc.collect()
+    assert not any(type(each) is CollectiveExchange for each in gc.get_objects())
