@@ -283,6 +283,10 @@ def test_run_leaves_out_what_would_help():
             ["show", "model", "--num-layers", "24"],
             "--num-layers; to pass Megatron-LM arguments, write ddlsim show model -- '--num-layers ...'; see",
         ),
+        (
+            ["run", "x", "-n", "8.5"],
+            "invalid value for '--workers' / '-n': '8.5': must be a valid integer; see ddlsim run",
+        ),
         (["--nope"], "ddlsim: no such option: --nope; see ddlsim -h"),
         (["devices", "v100", "h100"], "extra argument"),
     ],
