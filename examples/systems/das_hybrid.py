@@ -32,8 +32,8 @@ for cluster, model, batch, nodes, rate, published in RUNS:
           f"  {data.throughput / one.throughput:13.1f}"
           f"  {len(layout.split)}, in groups: {', '.join(map(str, sizes))}")  # fmt: skip
 print("""
-Why they differ: with 128 nodes, the slowest node determines the time of each step, and other jobs use Cori's network.
-In the simulation, all nodes are equally fast, and there are no other jobs. The batch size of the speech network is
-unknown: with 512 to 2,048 samples, the simulated speed-up is 12 to 14, and with 256 it is 10, so its nodes lose time
-that the simulation does not model. The model, batch size and machines of the AWS cluster are assumptions. "balance"
-counts all bytes, also those that computation hides, so it splits some convolutions.""")
+Why they differ: with 128 nodes, the slowest node determines the time of each step, and other jobs use Cori's
+network. In the simulation, all nodes are equally fast, and there are no other jobs. The batch size of the speech
+network is unknown: with 512 to 2,048 samples, the simulated speed-up is 12 to 14, and with 256 it is 10, so its
+nodes lose time that the simulation does not model. The model, batch size and machines of the AWS cluster are
+assumptions. "balance" counts all bytes, also those that computation hides, so it splits some convolutions.""")

@@ -46,5 +46,6 @@ for name, strategy in {"all-reduce": ddlsim.AllReduce(), "DaSGD": ddlsim.DaSGD(T
     print(f"{name:<12}  {mean:5.1f} ({mean - half:.1f} to {mean + half:.1f})")
 print("""
 Why they differ: if the delay is at least as long as the all-reduce, no step waits, as the paper says. In the
-simulation, merging the average takes no time; on a GPU, it takes one pass over the parameters. On this small task, the number of
-epochs that delayed averages cost is within the spread of five seeds; the paper trains CIFAR and ImageNet networks.""")
+simulation, merging the average takes no time; on a GPU, it takes one pass over the parameters. On this small task,
+the number of epochs that delayed averages cost is within the spread of five seeds; the paper trains CIFAR and
+ImageNet networks.""")

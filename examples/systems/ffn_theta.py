@@ -51,9 +51,10 @@ for nodes, rate in PUBLISHED.items():
     print(f"{nodes:5}  {rate / nodes / ONE:9.1%}  {efficiency(nodes, ddlsim.NoJitter()):9.1%}"
           f"  {efficiency(nodes, varies):24.1%}  {efficiency(nodes, little, loss):43.1%}")  # fmt: skip
 print(f"""
-Why they differ: because of the network alone, almost nothing would be lost. With independent variation of step times by
-{varies.cv:.0%}, 14 % are lost on two nodes, but more than half on a thousand nodes, where only 29 % were lost. Stragglers
-that explain the first 14 % would therefore cost far more on many nodes, so the loss has two causes. First, on two or more
-nodes, every step takes {loss - 1:.0%} longer, presumably because Horovod's thread and MPI use part of the cores (not
-tested). Second, step times vary by {little.cv:.1%}, and with more nodes, the slowest one is later. Both numbers are fitted to 2
-and 16 nodes; the predictions for 128 and 1,024 nodes are 1 and 5 points too high.""")
+Why they differ: because of the network alone, almost nothing would be lost. With independent variation of step
+times by {varies.cv:.0%}, 14 % are lost on two nodes, but more than half on a thousand nodes, where only 29 % were
+lost. Stragglers that explain the first 14 % would therefore cost far more on many nodes, so the loss has two
+causes. First, on two or more nodes, every step takes {loss - 1:.0%} longer, presumably because Horovod's thread and
+MPI use part of the cores (not tested). Second, step times vary by {little.cv:.1%}, and with more nodes, the slowest
+one is later. Both numbers are fitted to 2 and 16 nodes; the predictions for 128 and 1,024 nodes are 1 and 5 points
+too high.""")
