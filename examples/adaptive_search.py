@@ -3,7 +3,7 @@
 Six workers in three regions train a small CNN. The number of local steps, the learning rate and the batch size
 interact: long periods save traffic, but diverge at learning rates that are best for short periods. The search proposes
 eight configurations at a time, based on the results so far. With --grid, the script also simulates all 280 points of a
-grid, which takes GRIDCPU s of CPU time instead of SEARCHCPU s.
+grid, which takes 109 s of CPU time instead of 12 s.
 """
 
 import sys
