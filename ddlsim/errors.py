@@ -96,7 +96,6 @@ RENAMED = (
     ("away", "out_of_service"),
     ("beside", "background"),
     ("communicates", "slowdown_scope"),
-    ("copies_gathered", "copies_gathered_weights"),
     ("ddp", "all-reduce"),
     ("dp", "data"),
     ("drawn_faults", "sampled_faults"),
@@ -109,7 +108,6 @@ RENAMED = (
     ("life", "reliability"),
     ("Life", "FailureTimeline"),
     ("lives", "timelines"),
-    ("lives", "n_timelines"),
     ("lr", "rate"),
     ("notice", "detection"),
     ("noticing", "detecting"),
@@ -117,14 +115,12 @@ RENAMED = (
     ("pp", "pipeline"),
     ("saving", "checkpointing"),
     ("slow_downs", "slowdowns"),
-    ("SlowDown", "Slowdown"),
     ("split_loss_nbytes", "sharded_loss_nbytes"),
     ("step_time_together", "concurrent_step_time"),
     ("stretches", "running_intervals"),
     ("tp", "tensor"),
     ("ways", "degree"),
     ("whole", "integer"),
-    ("whole_below", "unsplit_below"),
 )
 
 

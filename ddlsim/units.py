@@ -135,8 +135,7 @@ def _hint(written: str, dimension: str) -> str:
     known = [(prefix + unit, prefix + unit) for unit in DIMENSIONS[dimension][1] for prefix in _PREFIXES]
     if dimension == "bytes":  # "1 Gb" may be either
         known += [(f"{prefix}b", f"{prefix}bit") for prefix in _PREFIXES]
-    if dimension == "time":
-        known += [("m", "ms"), ("m", "min")]
+    known += [("m", "ms"), ("m", "min")] if dimension == "time" else []
     near: dict[float, str] = {}  # one unit per size
     for spelling, unit in known:
         if _plain(spelling) == _plain(written):

@@ -237,8 +237,7 @@ def learning_notes(experiment: Experiment, reason: str, monitor: Monitor | None)
         yield f"two models: {trained} is trained, and {timed} determines the simulated times"
     last, batch = monitor.history[-1] if monitor.history else None, experiment.batch_size or 0
     if last is not None and batch * last.epoch > last.samples:
-        n_samples = round(last.samples / last.epoch)
-        yield f"batch_size = {batch}: the training set has only {n_samples:,} samples, which repeat within a batch"
+        yield f"batch_size = {batch} exceeds the training set of {last.samples / last.epoch:,.0f} samples, which repeat"
     if reason.startswith("diverged"):
         yield reason
     for name, reached in (("target_accuracy", "target accuracy"), ("target_loss", "target loss")):

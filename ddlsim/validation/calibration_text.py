@@ -92,8 +92,7 @@ def notes(calibration: Calibration) -> list[str]:
 
 def _named(row: Residual) -> str:
     backend = f" {row.backend}" if row.backend else ""
-    place = f"{count(row.n_ranks, 'rank')} on {count(row.n_hosts, 'host')}"
-    return f"{row.operation}{backend}, {place}, {size(row.nbytes)}"
+    return f"{row.operation}{backend}, {count(row.n_ranks, 'rank')} on {count(row.n_hosts, 'host')}, {size(row.nbytes)}"
 
 
 def _span(ends: tuple[int, int]) -> str:

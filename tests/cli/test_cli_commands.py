@@ -275,7 +275,7 @@ def test_run_leaves_out_what_would_help():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["run"], "ddlsim run: missing argument 'WHAT'; see ddlsim run -h"),
+        (["run"], "ddlsim run: missing argument 'cluster_or_file'; see ddlsim run -h"),
         (["run", "office-1gbe", "--modle", "lenet5"], "no such option: --modle"),
         (["run", "office-1gbe", "--batch-size"], "option '--batch-size' requires an argument; see ddlsim -h"),
         (["show", "modle"], "no such command 'modle'"),

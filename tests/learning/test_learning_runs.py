@@ -114,7 +114,7 @@ def test_a_batch_larger_than_the_training_set_is_noted():
         ddlsim.simulate("office-1gbe", "digits-cnn", ddlsim.AllReduce(), size, 1, training=training).notes
         for size in (1438, 1439)
     ]
-    assert notes == [(), ("batch_size = 1439: the training set has only 1,438 samples, which repeat within a batch",)]
+    assert notes == [(), ("batch_size = 1439 exceeds the training set of 1,438 samples, which repeat",)]
 
 
 def test_evaluation_by_simulated_time():
