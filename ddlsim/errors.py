@@ -90,13 +90,14 @@ def listed(names: Iterable[object]) -> str:
     return ", ".join(every) if more <= 0 else f"{', '.join(every[:MOST_LISTED])} and {more} more"
 
 
-#: former names of classes, arguments, keys and attributes -> current names
+#: former names of classes, arguments, keys and attributes, and names in other tools -> current names
 RENAMED = (
     ("aim", "objective"),
     ("away", "out_of_service"),
     ("beside", "background"),
     ("communicates", "slowdown_scope"),
-    ("copies_gathered", "copies_gathered_weights"),
+    ("ddp", "all-reduce"),
+    ("dp", "data"),
     ("drawn_faults", "sampled_faults"),
     ("gathers_operands", "gathers_low_precision_weights"),
     ("goes_on", "endless"),
@@ -107,19 +108,19 @@ RENAMED = (
     ("life", "reliability"),
     ("Life", "FailureTimeline"),
     ("lives", "timelines"),
-    ("lives", "n_timelines"),
+    ("lr", "rate"),
     ("notice", "detection"),
     ("noticing", "detecting"),
     ("of", "total_cores"),
+    ("pp", "pipeline"),
     ("saving", "checkpointing"),
     ("slow_downs", "slowdowns"),
-    ("SlowDown", "Slowdown"),
     ("split_loss_nbytes", "sharded_loss_nbytes"),
     ("step_time_together", "concurrent_step_time"),
     ("stretches", "running_intervals"),
+    ("tp", "tensor"),
     ("ways", "degree"),
     ("whole", "integer"),
-    ("whole_below", "unsplit_below"),
 )
 
 
@@ -143,8 +144,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     inside = [each for each in close if len(wanted) > 2 and wanted in each]
     alike = difflib.get_close_matches(wanted, plain, n=1, cutoff=0.5)
     typo = difflib.get_close_matches(wanted, alike, n=1, cutoff=0.8)
-    before, after = ([plain[each] for each in some] for some in ((*begins, *typo), (*alike, *inside)))
-    return next(iter((*before, *within, *after)), "")
+    begins, typo, after = ([plain[each] for each in some] for some in (begins, typo, (*alike, *inside)))
+    typo = [each for each in typo if not within or within[0] in each]  # "h100-80g" does not mean "a100-80g"
+    return next(iter((*begins, *typo, *within, *after)), "")
 
 
 def _words(name: str) -> set[str]:

@@ -68,6 +68,6 @@ def in_words(name: str) -> str:
     return " ".join(_ABBREVIATIONS.get(word, word) for word in name.replace("_", " ").split())
 
 
-def count(n: int, noun: str) -> str:
+def count(n: int, noun: str, plural: str = "s") -> str:
     """Return "1 worker" or "3 workers"."""
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+    return f"{n:,} {noun}{'' if n == 1 else plural}"

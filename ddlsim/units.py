@@ -121,7 +121,7 @@ def parse(text: str, dimension: str, where: str = "") -> float:
                 f"{at} is out of range ({SMALLEST:g} to {LARGEST:g} {si_unit}); use a {noun} such as {example!r}"
             )
         return value * factors[unit]
-    if not unit:
+    if not written:
         raise UnitError(f"{at} has no unit; write a {noun} such as {example!r} (SI unit: {si_unit})")
     for other, (_, other_factors, _) in DIMENSIONS.items():
         if unit in other_factors:
@@ -135,6 +135,7 @@ def _hint(written: str, dimension: str) -> str:
     known = [(prefix + unit, prefix + unit) for unit in DIMENSIONS[dimension][1] for prefix in _PREFIXES]
     if dimension == "bytes":  # "1 Gb" may be either
         known += [(f"{prefix}b", f"{prefix}bit") for prefix in _PREFIXES]
+    known += [("m", "ms"), ("m", "min")] if dimension == "time" else []
     near: dict[float, str] = {}  # one unit per size
     for spelling, unit in known:
         if _plain(spelling) == _plain(written):

@@ -1,6 +1,5 @@
 """Make the pictures that the README and the docs show: `python docs/make_pictures.py`."""
 
-import runpy
 import shutil
 import subprocess
 import sys
@@ -8,26 +7,12 @@ import tempfile
 from pathlib import Path
 
 import ddlsim
-from ddlsim.report.plots import scaling
 from ddlsim.report.study_figures import breakdown, heat_map, one_change, tornado
 
 OUT = Path(__file__).parent / "pictures"
-COUNTS = [1, 8, 16, 32, 64, 128]
 
 base = ddlsim.Experiment("cloud-25g-16x8-v100", "resnet50", batch_size=64, steps=4)
 one_server = ddlsim.ParameterServer(1, "colocated", local_reduction=True)
-series = {
-    "ring, DDP buckets": ddlsim.scaling(base, COUNTS),
-    "ring, no overlap": ddlsim.scaling(base.with_(strategy=ddlsim.AllReduce("ring", overlap="none")), COUNTS),
-    "one parameter server": ddlsim.scaling(base.with_(strategy=one_server), COUNTS),
-}
-scaling(series, OUT / "scaling.png")
-series["ring, DDP buckets"][-1].plot_timeline(OUT / "timeline.png", n_workers=8)
-ddlsim.simulate("two-racks-oversubscribed", "resnet50", batch_size=32, steps=2).plot_cluster(OUT / "cluster.png")
-
-learned = runpy.run_path(str(OUT.parents[1] / "examples" / "first_to_95.py"))["results"]
-ddlsim.plot_learning(learned, OUT / "learning.png", x="time")
-
 study = ddlsim.Study(
     # what connections carry does not follow from the links, so links of other rates are compared as ideal ones
     base=base.with_(cluster="cloud-25g-16x8-v100+transport=ideal", jitter=ddlsim.Lognormal(0.05)),
@@ -44,14 +29,6 @@ breakdown(table, OUT / "study_breakdown.png", n=10)
 one_change(table, OUT / "study_one_change.png")
 best = ddlsim.simulate(base.with_(workers=128))
 tornado(best.sensitivities(), OUT / "study_tornado.png", title="128 workers, ring, 25 Gbit/s")
-
-compressors = runpy.run_path(str(OUT.parents[1] / "examples" / "is_compression_worth_it.py"))
-study = ddlsim.Study(
-    base=ddlsim.Experiment("aws-p3-2xlarge", "vgg16", batch_size=64, steps=1, warmup=0),
-    vary={"compression": compressors["COMPRESSORS"], "cluster.nic.bandwidth": compressors["BANDWIDTHS"]},
-)
-study.run(jobs=1)
-study.plot_lines("cluster.nic.bandwidth", OUT / "study_lines.png", metric="step_time")
 
 for script in sorted((OUT.parents[1] / "examples").glob("*.py")):  # those that draw, for the gallery of the site
     if ".png" in script.read_text(encoding="utf-8"):

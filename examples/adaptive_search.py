@@ -1,9 +1,9 @@
-"""Which local SGD is soonest at 95 % over a WAN? A search with Optuna instead of a grid.
+"""Which local SGD reaches 95 % soonest over a WAN? A search with Optuna instead of a grid.
 
-Six workers in three regions train a small CNN. How many steps they make on their own, at which learning rate and with
-which batch, hang together: long periods save traffic, but diverge at rates that are best for short ones. The search
-proposes eight configurations at a time from what came of those before. With --grid, all 280 of a grid beside it: the
-same best in 178 s of processor time instead of 18.
+Six workers in three regions train a small CNN. The number of local steps, the learning rate and the batch size
+interact: long periods save traffic, but diverge at learning rates that are best for short periods. The search proposes
+eight configurations at a time, based on the results so far. With --grid, the script also simulates all 280 points of a
+grid, which takes 109 s of CPU time instead of 12 s.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""How often should 1,024 GPUs save, and is a spare machine worth its rent?
+"""How often should 1,024 GPUs save a checkpoint, and is a spare machine worth its rental cost?
 
-A transformer of 76 billion parameters on 128 machines of 8 A100. A GPU fails every 50,000 h, so the job every two
-days; the storage takes 25 GB/s from all machines together.
+A transformer with 76 billion parameters is trained on 128 machines of 8 A100. A GPU fails every 50,000 h on average, so
+the job fails about every two days. The storage receives 25 GB/s from all machines together.
 """
 
 import ddlsim
@@ -17,10 +17,10 @@ experiment = Experiment(
 
 print(ddlsim.best_checkpoint_interval(experiment))
 
-print("\nshare of a month that counts, and what 128 machines would do with it, by spares\n")
+print("\neffective share of a month, by number of spare machines\n")
 for spares in (0, 1, 2, 4):
     failures = Failures("50000 h", repair="4 h", restart="5 min", spares=spares)
     timelines = ddlsim.simulate(experiment.with_(failures=failures)).timelines(200)
     effective = sum(timeline.effective for timeline in timelines) / len(timelines)
     paid = effective * HOSTS / (HOSTS + spares)
-    print(f"{spares} spares: {effective:.1%} effective, {paid:.1%} of what is paid for")
+    print(f"{spares} spares: {effective:.1%} effective, {paid:.1%} of the paid machine time")

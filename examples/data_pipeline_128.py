@@ -1,7 +1,7 @@
-"""Does the data pipeline hold 128 V100?
+"""Can the data pipeline keep up with 128 V100?
 
-ResNet-50 on 16 cloud machines of 8 GPUs reads 36,600 images a second, 4.2 GB/s of JPEG files, from one storage of
-2 GB/s that all machines share. Assumed: a core decodes and augments 100 images a second.
+ResNet-50 on 16 cloud machines of 8 GPUs reads 36,600 images per second, which is 4.2 GB/s of JPEG files, from one
+storage system of 2 GB/s that all machines share. A core is assumed to decode and augment 100 images per second.
 """
 
 import ddlsim
@@ -16,8 +16,8 @@ def read(cpu_workers=48, **fields):
     return Input("imagenet", storage="nfs0", prep_seconds="10 ms", cpu_workers=cpu_workers, prefetch=4, **fields)
 
 
-ways = {
-    "data already there": None,
+sources = {
+    "data in memory    ": None,
     "storage, first epoch": read(),
     "LRU (page cache), 64 GB": read(cache=Cache("lru", "64 GB")),
     "MinIO cache, 64 GB": read(cache=ddlsim.minio_cache("64 GB")),
@@ -25,8 +25,8 @@ ways = {
     "Shi et al., SSD of 2 GB/s": read(cache=ddlsim.multi_level_cache("64 GB", "400 GB", "2 GB/s")),
     "the same, 16 cores": read(cpu_workers=16, cache=ddlsim.multi_level_cache("64 GB", "400 GB", "2 GB/s")),
 }
-print("way of the samples          samples/s   waits for input   for those who do")
-for name, source in ways.items():
+print("source of the samples       samples/s   waits for input   waits for others")
+for name, source in sources.items():
     result = ddlsim.simulate(experiment.with_(input=source))
     shares = result.shares
     print(f"{name:26s} {result.throughput:10,.0f} {shares.get('input', 0.0):12.1%} {shares['waiting']:14.1%}")

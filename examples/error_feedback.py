@@ -1,8 +1,9 @@
-"""Top-k gradients with and without error feedback, and what they save on 1 Gbit/s.
+"""Top-k gradients with and without error feedback, and the time that they save on 1 Gbit/s.
 
-Each of eight office machines sends the largest k of its gradient's elements. What is not sent is lost, unless error
-feedback keeps it for the next step: then 1 % learns as much as all of it, to within the spread of five seeds, and 0.3 %
-nearly. The clock is that of ResNet-18.
+Each of eight office machines sends the k largest elements of its gradient. Elements that are not sent are lost, unless
+error feedback adds them to the gradient of the next step. With error feedback, sending 1 % of the elements reaches the
+same accuracy as sending all of them, to within the spread of five seeds; 0.3 % comes close. Message sizes and compute
+times are those of ResNet-18.
 """
 
 import ddlsim

@@ -1,7 +1,7 @@
-"""Which way gets to an accuracy sooner when machines die: wait for all, go on without them, or never wait?
+"""Which strategy reaches a target accuracy first when machines fail: restarting, an elastic group, or asynchronous SGD?
 
-Eight workers learn digits; a step computes for 2 s, and a machine is down for 80 s when it fails. Restarting from a
-checkpoint, an elastic group, and an asynchronous server are given the same failures.
+Eight workers learn digits. A step computes for 2 s, and a failed machine is out of service for 80 s. Restarting from a
+checkpoint, an elastic group and an asynchronous server experience the same failures.
 """
 
 import ddlsim
@@ -14,7 +14,7 @@ base = Experiment(
     cluster, "digits-cnn", workers=8, batch_size=16, compute=ddlsim.Affine("2 s", 0.0), jitter=ddlsim.Lognormal(0.1),
     training=Training("digits", rate=0.15, target_accuracy=TARGET, epochs=60, evaluate_every=10), max_time="3 h",
 )  # fmt: skip
-ways = {
+strategies = {
     "restart from a checkpoint": base.with_(strategy=AllReduce(), checkpoints=Checkpoints("1 min", stall="1 s")),
     "elastic": base.with_(strategy=AllReduce(), elastic=Elastic(min_workers=2, rejoin="10 s", rate="linear")),
     "asynchronous server": base.with_(
@@ -23,12 +23,11 @@ ways = {
     ),
 }
 
-print(f"s until {TARGET:.0%} of the held-out digits are known, mean of 5 seeds (95 % interval), by how often a machine")
-print("fails\n")
-print(f"{'every':>10}" + "".join(f"{name:>28}" for name in ways))
+print(f"time to {TARGET:.0%} held-out accuracy: mean of 5 seeds (95 % interval), by MTBF of a machine\n")
+print(f"{'MTBF':>10}" + "".join(f"{name:>28}" for name in strategies))
 for mtbf in ("never", "30 min", "10 min"):
     cells = []
-    for experiment in ways.values():
+    for experiment in strategies.values():
         if mtbf == "never":
             one = experiment.with_(checkpoints=None, elastic=None)
         else:

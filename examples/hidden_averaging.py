@@ -1,17 +1,17 @@
-"""DaSGD hides communication: delayed averaging against local SGD and synchronous SGD on 1 Gbit/s.
+"""DaSGD hides communication: delayed averaging compared with local SGD and synchronous SGD on 1 Gbit/s.
 
-The all-reduce of the clock's model (ResNet-18) takes several steps on office links. Local SGD waits for it once a
-period; DaSGD (Zhou et al. 2020) goes on and merges the average `delay` steps later, and when the all-reduce fits
-into the delay a step takes no longer than its computation. The time to 95 % is the mean of five seeds, with its 95 %
-interval; where a seed missed 95 %, the mean is a lower bound and the interval has no upper end. Strategies that average
-models are not distinguishable from each other.
+On office links, an all-reduce of ResNet-18, which determines the simulated times, takes several steps. Local SGD waits
+for it once per period. DaSGD (Zhou et al. 2020) continues and merges the average `delay` steps later. If the all-reduce
+takes no longer than the delay, a step takes no longer than its computation. The time to 95 % is the mean of five seeds,
+with its 95 % interval. If a seed missed 95 %, the mean is a lower bound, and the interval has no upper end. The
+differences between the strategies that average models are not significant.
 """
 
 import ddlsim
 
 batch, compute = 32, ddlsim.Measured("400 ms", 32)
 averaging = ddlsim.collective_time("office-1gbe", "ring", ddlsim.load_model("resnet18").n_params * 4.0)
-print(f"all-reduce alone: {averaging * 1e3:.0f} ms, computation of a step: {compute.step_time * 1e3:.0f} ms\n")
+print(f"one all-reduce: {averaging * 1e3:.0f} ms, computation of a step: {compute.step_time * 1e3:.0f} ms\n")
 
 training = ddlsim.Training("digits", rate=0.2, epochs=40, target_accuracy=0.95, evaluate_every=8)
 print("strategy                   ms a step  exposed  consensus distance  seconds to 95 %")

@@ -1,7 +1,8 @@
-"""Does compressing gradients pay, and up to which bandwidth?
+"""Does it pay to compress gradients, and up to which bandwidth?
 
-Eight machines with a V100 each train VGG-16. Compressors send less, but take time to encode and decode: by default that
-of the memory traffic (a lower bound), for sorting a published fit. Step times are simulated between 1 and 100 Gbit/s.
+Eight machines with a V100 each train VGG-16. Compressors send fewer bytes, but take time to encode and decode. By
+default, this time is that of the memory traffic, a lower bound; for sorting, it comes from a published fit. The script
+simulates step times from 1 to 100 Gbit/s.
 """
 
 from pathlib import Path
@@ -23,18 +24,18 @@ BANDWIDTHS = ["1 Gbit/s", "10 Gbit/s", "25 Gbit/s", "40 Gbit/s", "100 Gbit/s"]
 def main() -> None:
     base = ddlsim.Experiment("aws-p3-2xlarge", "vgg16", batch_size=64, steps=1, warmup=0)
     study = ddlsim.Study(base, vary={"compression": COMPRESSORS, "cluster.nic.bandwidth": BANDWIDTHS})
-    summary = study.run(jobs=1).summary  # a few seconds: other processes would not be worth their start
+    summary = study.run(jobs=1).summary  # takes a few seconds, so starting more processes would not pay
     times = summary.pivot(index="compression", columns="cluster.nic.bandwidth", values="step_time")
     times = times.loc[list(COMPRESSORS), BANDWIDTHS]
 
     print("ms a step at " + ", ".join(BANDWIDTHS))
     for name, row in times.iterrows():
         print(f"  {name:<22}" + "".join(f"{1e3 * seconds:8.1f}" for seconds in row))
-    print("\nhow many times as fast as without, and where it ends to pay (1 % faster at least)")
+    print("\nspeed-up over no compression, and the highest bandwidth at which it is at least 1 %")
     for name, speedup in (times.loc["none"] / times).drop("none").iterrows():
         pays = [bandwidth for bandwidth in BANDWIDTHS if speedup[bandwidth] > 1.01]
         print(f"  {name:<22}" + "".join(f"{factor:6.2f} x" for factor in speedup) + f"  {until(pays)}")
-    print("\nThis is the time of a step, not of the training: what is left out or rounded may cost accuracy, or more")
+    print("\nThese are times of a step, not of a training run: omitted or rounded elements can cost accuracy or more")
     print("steps. examples/error_feedback.py trains with such gradients.")
 
     out = Path("out")

@@ -1,9 +1,10 @@
-"""Large batches: 32 workers make 32 times fewer updates in an epoch, so each must be larger.
+"""Large batches: with the same batch per worker, 32 workers make 32 times fewer updates per epoch than one.
 
-The digits are learned, the clock is that of ResNet-50 on 32 V100 with 25 Gbit/s between nodes of eight. The number
-of epochs is the same for all; means of five seeds, with 95 % intervals. With the learning rate of one worker, 32
-hardly learn; linear scaling (Goyal et al. 2017) gets nearest to one worker, in a twentieth of the time. A warm-up is
-meant for the first epochs of deep networks: on this small one it makes no difference beyond the spread between seeds.
+The model learns digits; message sizes and compute times are those of ResNet-50 on 32 V100 with 25 Gbit/s between nodes
+of eight. All runs have the same number of epochs, and the table shows means of five seeds with 95 % intervals. With the
+learning rate of one worker, 32 workers hardly learn. Linear scaling (Goyal et al. 2017) comes closest to the accuracy
+of one worker, in a twentieth of the time. Warm-up is meant for the first epochs of deep networks; with this small
+network, it makes no difference beyond the spread between seeds.
 """
 
 import ddlsim

@@ -1,6 +1,6 @@
-"""Ask about your own cluster: describe it with networkx, then simulate.
+"""Describe your own cluster with networkx, then simulate it.
 
-Two workstations with two GPUs each and one with a single, slower GPU, joined by an office switch.
+Two workstations with two GPUs each and one with a single, slower GPU are connected by an office switch.
 """
 
 import networkx as nx

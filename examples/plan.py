@@ -1,7 +1,7 @@
 """What to rent for 90 epochs of ResNet-50 on ImageNet within 12 hours, and how to use it.
 
-Eight machines with a V100 each on 10 Gbit/s, or on 25 if they cost 5 % more. The plan names the cheapest configuration
-that makes it, says what else was possible and why it is not as good, and has rules of thumb beside it.
+Eight machines with a V100 each are connected by 10 Gbit/s or, for 5 % more, by 25 Gbit/s. The recommendation names the
+cheapest configuration that meets the deadline, compares it with the alternatives, and evaluates rules of thumb.
 """
 
 import dataclasses

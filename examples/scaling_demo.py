@@ -26,7 +26,7 @@ print(scaling_table(results))
 print("\nWithout overlap of communication and backward pass\n")
 print(scaling_table(no_overlap))
 print("\nThe largest run in detail\n")
-results[-1].sensitivities()  # simulates what 10 % better parts would bring, for the summary to say
+results[-1].sensitivities()  # simulates 10 % better parts, for the summary
 print(results[-1])
 
 scaling({"overlapped (DDP buckets)": results, "no overlap": no_overlap}, out / "scaling.png")

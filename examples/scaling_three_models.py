@@ -1,7 +1,7 @@
-"""How do three models scale on three clusters, and where does each stop?
+"""How do three models scale on three clusters, and where does each stop scaling?
 
-It stops where the workers do less than 80 % of what they would do without communication (weak scaling: each has a batch
-of its own, one that fits into a V100 of 16 GB).
+A model stops scaling where its throughput falls below 80 % of the throughput without communication (weak scaling: each
+worker has its own batch, which fits into a V100 of 16 GB).
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ WORKERS = [1, 4, 8, 16, 32, 64]
 def main() -> None:
     base = ddlsim.Experiment("cloud-25g-16x8-v100", "resnet50", steps=1, warmup=0)
     study = ddlsim.Study(base, vary={"model, batch_size": MODELS, "cluster": CLUSTERS, "workers": WORKERS})
-    table = study.run(jobs=1)  # a few seconds: other processes would not be worth their start
+    table = study.run(jobs=1)  # takes a few seconds, so starting more processes would not pay
 
     print("samples/s, and efficiency, with " + ", ".join(str(n) for n in WORKERS) + " workers")
     answers = []

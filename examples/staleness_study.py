@@ -1,9 +1,9 @@
-"""The staleness study of Zhang, Gupta, Lian and Liu (2016) in small: 30 workers, n-softsync, batch 4, five seeds.
+"""The staleness study of Zhang, Gupta, Lian and Liu (2016), scaled down: 30 workers, n-softsync, batch 4, five seeds.
 
-With n = 1 the server averages 30 gradients before it updates, with n = 30 it applies each at once. Mean staleness is
-about n. A constant learning rate that is right for n = 1 diverges for larger n, with every seed; divided by each
-gradient's staleness it learns for every n. The rate matters: at half of this one, the constant rate diverges with some
-seeds only, which one seed alone would not tell.
+With n = 1, the server averages 30 gradients before each update; with n = 30, it applies each gradient at once. The mean
+staleness is about n. A constant learning rate that suits n = 1 diverges for larger n, with every seed. If the rate is
+divided by each gradient's staleness, the model learns for every n. The result depends on the rate: at half of this one,
+the constant rate diverges only with some seeds, which a single seed would not show.
 """
 
 import ddlsim

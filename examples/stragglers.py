@@ -1,7 +1,7 @@
-"""What do stragglers cost a synchronous run, and does an asynchronous server help?
+"""How much do stragglers slow down a synchronous run, and does an asynchronous server help?
 
-Every step's compute time is multiplied by 1 + an exponential of mean 0.3; later one machine is three times slower
-for ten seconds.
+The compute time of every step is multiplied by 1 + x, where x is exponentially distributed with mean 0.3. In the third
+case, one machine is also three times slower for ten seconds.
 """
 
 import ddlsim

@@ -1,10 +1,10 @@
-"""Synchronous or asynchronous, when machines straggle? Or wait for the first 6 of 8?
+"""With stragglers: synchronous, asynchronous, or waiting for the first 6 of 8?
 
-Eight machines learn the digits to 80 %. The clock is that of a model with ResNet-18's gradients and 0.4 s a step; each
-step takes 1 + an exponential of mean 0.3 times as long, and one machine has a third of the others' speed. To be fair,
-each strategy has its own best learning rate: the best of three, a factor of two apart, with seed 0. With that it runs
-with four other seeds, the same for all: these differ so much (the intervals) that only ratios seed by seed tell the
-strategies apart.
+Eight machines learn digits to 80 %. Gradients have the size of ResNet-18's, and a step takes 0.4 s, multiplied by
+1 + x, where x is exponentially distributed with mean 0.3. One machine has a third of the others' speed. For a fair
+comparison, each strategy uses its own best learning rate: the best of three with seed 0, a factor of two apart. It then
+runs with four other seeds, the same for all strategies. The seeds differ so much (see the intervals) that only ratios
+for the same seed distinguish the strategies.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ STRATEGIES = {
     PARTLY: ddlsim.KSync(6, servers=2, placement="colocated"),
     ASYNCHRONOUS: ddlsim.AsyncParameterServer(2, "colocated"),
 }
-RATES = {  # eight asynchronous updates are about one synchronous one: rates of about an eighth
+RATES = {  # eight asynchronous updates correspond to about one synchronous update, so rates are about an eighth
     SYNCHRONOUS: [0.2, 0.4, 0.8],
     PARTLY: [0.2, 0.4, 0.8],
     ASYNCHRONOUS: [0.025, 0.05, 0.1],
@@ -35,7 +35,7 @@ def main() -> None:
         tuning = ddlsim.Study(base.with_(strategy=strategy), vary={"training.rate": RATES[name]}, seeds=1)
         best.append(tuning.run(jobs=1).best("time_to_accuracy").iloc[0]["training.rate"])
     study = ddlsim.Study(base, vary={"strategy": STRATEGIES, "training.rate": best}, design="list", seeds=[1, 2, 3, 4])
-    table = study.run(jobs=1)  # a few seconds: other processes would not be worth their start
+    table = study.run(jobs=1)  # takes a few seconds, so starting more processes would not pay
 
     print("strategy       rate  images/s  waiting  staleness  s to 80 % (95 % interval)  USD")
     for _, row in table.summary.iterrows():

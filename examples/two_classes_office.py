@@ -1,8 +1,8 @@
-"""Two-class images on an office of CPU machines: how much faster are eight PCs than one?
+"""Classifying images of two classes on CPU machines in an office: how much faster are eight PCs than one?
 
-A small CNN tells striped discs from chequered squares (a stand-in for Dogs vs Cats: procedural, noisy). Workers
-average their gradients by three all-reduce algorithms, which give the same parameters at different speeds. The
-learning rate grows with the square root of the number of workers or in proportion to it, after a warm-up.
+A small CNN distinguishes striped discs from chequered squares (procedural, noisy images, as a stand-in for Dogs vs
+Cats). Workers average their gradients with three all-reduce algorithms, which give the same parameters at different
+speeds. The learning rate is scaled with the square root of the number of workers, or linearly after a warm-up.
 """
 
 import ddlsim

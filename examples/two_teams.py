@@ -1,7 +1,7 @@
-"""Two teams on one trunk: what does it cost them, and what helps?
+"""Two teams share one trunk: how much does it slow them down, and what helps?
 
-Two racks of four machines share a trunk as fast as one machine's link. Team A has taken two machines of each rack, so
-team B has to, too. Would it help to trade places, to start half a step later, or to buy a faster trunk?
+Two racks of four machines share a trunk that is as fast as one machine's link. Team A uses two machines in each rack,
+so team B has to as well. Does it help to swap machines, to start half a step later, or to buy a faster trunk?
 """
 
 import ddlsim
@@ -25,17 +25,17 @@ def show(what, jobs):
 
 
 print(f"{'':34s} {'team A':>9s} {'team B':>9s}")
-alone = ddlsim.simulate(across[0].experiment).step_time
-print(f"{'alone':34s} {alone * 1e3:9.1f} {alone * 1e3:9.1f} ms a step")
+baseline = ddlsim.simulate(across[0].experiment).step_time
+print(f"{'baseline: one team':34s} {baseline * 1e3:9.1f} {baseline * 1e3:9.1f} ms a step")
 jobs = ddlsim.simulate_jobs(across)
-show("both across the trunk", jobs)
+show("both over the trunk", jobs)
 show("B starts 300 ms later", ddlsim.simulate_jobs([across[0], Job(across[1].experiment, "team B", start="300 ms")]))
 found = ddlsim.place(across, shift=True)
 start = found.jobs[1].start
 show(f"the best start, after {start * 1e3:.0f} ms", ddlsim.simulate_jobs(found.jobs))
 free = [Job(job.with_(workers=4), "team A"), Job(job.with_(workers=4), "team B")]
-show("a rack for each", ddlsim.simulate_jobs(ddlsim.place(free, tries=6).jobs))
+show("one rack per team", ddlsim.simulate_jobs(ddlsim.place(free, tries=6).jobs))
 show("a trunk of 20 Gbit/s", ddlsim.simulate_jobs(across, cluster("20 Gbit/s")))
 backup = Background("h2", "h6", "4 Gbit/s", name="a backup")
-print("\nteam A alone beside a backup of 4 Gbit/s:", end=" ")
+print("\nteam A with a backup of 4 Gbit/s on the trunk:", end=" ")
 print(f"{ddlsim.simulate(across[0].experiment.with_(background=backup)).step_time * 1e3:.1f} ms a step")

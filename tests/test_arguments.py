@@ -287,6 +287,7 @@ def test_values_are_shown_short_and_printable(make):
         ("NVIDIA H100 80GB HBM3", ["a100-80g", "h100", "h100-pcie"], "h100"),
         ("NVIDIA H100 PCIe", ["a100-80g", "h100", "h100-pcie"], "h100-pcie"),
         ("h100-96g", ["h100", "h100-96g-500w"], "h100-96g-500w"),
+        ("h100-80g", ["a100-80g", "h100", "h100-pcie"], "h100"),
         ("xyz", ["ring"], ""),
         ("", ["ring"], ""),
     ],

@@ -43,7 +43,8 @@ class Rule:
 
 
 def wrong(value: object, where: str, text: str) -> ConfigError:
-    return ConfigError(f"{where} = {shown(value)}: must be {text}")
+    call = f"; create an instance: {value.__name__}(...)" if isinstance(value, type) else ""
+    return ConfigError(f"{where} = {shown(value)}: must be {text}{call}")
 
 
 def validated_by(check: Callable[[Any, str], object]) -> Rule:

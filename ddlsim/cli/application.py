@@ -31,7 +31,7 @@ def _in_a_line(context: Any) -> Iterator[None]:
     try:
         yield
     except _UsageError as error:
-        text = error.format_message()
+        text, near = error.format_message(), ""
         if "\n" in text:  # the help, as no command was given
             raise
         context = error.ctx or context
@@ -51,10 +51,10 @@ def _in_a_line(context: Any) -> Iterator[None]:
             text, near = f"No such option: --{word}", near and f"--{near}"
             if is_argument(word) and any(each.param_type_name == "argument" for each in context.command.params):
                 text, near = f"{text}; to pass Megatron-LM arguments, write {command} -- '--{word} ...'", ""
-        else:
-            near = ""
-        text += f"; did you mean '{near}'" if near else ""
-        raise DdlsimError(f"{command}: {text[0].lower()}{text[1:].rstrip('.?')}; see {command} -h") from None
+        for problem in getattr(error.__cause__, "errors", tuple)():  # those of pydantic do not contain the value
+            text = text.replace(problem["msg"], f"{problem['input']!r}: must be{problem['msg'].partition(',')[0][15:]}")
+        see = f"; did you mean '{near}'? See" if near else "; see"
+        raise DdlsimError(f"{command}: {text[0].lower()}{text[1:].rstrip('.?')}{see} {command} -h") from None
 
 
 class Commands(TyperGroup):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def validate(
-    runs: Annotated[Path, arg("CSV file of measured runs.", metavar="RUNS")],
+    runs: Annotated[Path, arg("CSV file of measured runs.")],
     cluster: Annotated[
         str,
         opt("Bundled cluster or, better, a calibrated cluster file.", "--cluster", "-c", offers=completion.clusters),
@@ -89,9 +89,7 @@ def _share(text: str) -> float:
 
 @app.command()
 def calibrate(
-    measurements: Annotated[
-        list[str], arg("Output folders of ddlsim.measure, tables, benchmark output or traces.", metavar="FILES")
-    ],
+    measurements: Annotated[list[str], arg("Output folders of ddlsim.measure, tables, benchmark output or traces.")],
     cluster: Annotated[
         str | None,
         opt("Measured cluster: a bundled cluster or a topology file.", "--cluster", "-c", offers=completion.clusters),

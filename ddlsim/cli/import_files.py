@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @app.command("import")
 def import_file(
-    file: Annotated[Path, arg("Topology, benchmark output, trace or log from another tool.", metavar="FILE")],
+    file: Annotated[Path, arg("Topology, benchmark output, trace or log from another tool.")],
     out: Annotated[
         Path | None,
         opt("Output file: a cluster (.toml, .json, .graphml), measurements (.csv) or a plan (.et).", "--out", "-o"),

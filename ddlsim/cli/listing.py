@@ -43,9 +43,7 @@ def warm_up(as_json: Json = False) -> None:
 
 @app.command()
 def explore(
-    cluster: Annotated[
-        str | None, arg("Bundled cluster or topology file (with +key=value).", metavar="[CLUSTER]")
-    ] = None,
+    cluster: Annotated[str | None, arg("Bundled cluster or topology file (with +key=value).")] = None,
     model: Model = None,
     port: Annotated[int, opt("Port on this machine; 0: any free port.")] = 0,
     browser: Annotated[bool, opt("Open a browser.", "--browser/--no-browser")] = True,

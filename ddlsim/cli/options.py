@@ -19,19 +19,15 @@ def opt(text: str, *names: str, offers: Callable[[str], list[str]] | Sequence[st
     return typer.Option(*names, help=text, autocompletion=words if offers else None)
 
 
-def arg(text: str, offers: Callable[[str], list[str]] | None = None, metavar: str | None = None) -> Any:
+def arg(text: str, offers: Callable[[str], list[str]] | None = None) -> Any:
     """Return a positional argument with its help; `offers` completes it."""
-    return typer.Argument(help=text, autocompletion=offers, metavar=metavar)
+    return typer.Argument(help=text, autocompletion=offers)
 
 
 Json = Annotated[bool, opt("Print JSON.", "--json")]
 Source = Annotated[
     str,
-    arg(
-        "Bundled cluster, topology file (with +key=value), or experiment file (.toml).",
-        offers=completion.clusters,
-        metavar="WHAT",
-    ),
+    arg("Bundled cluster, topology file (with +key=value), or experiment file (.toml).", offers=completion.clusters),
 ]
 Model = Annotated[
     str | None,

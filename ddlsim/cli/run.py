@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def run(
-    what: Source,
+    cluster_or_file: Source,
     model: Model = None,
     strategy: Strat = None,
     algorithm: Algorithm = None,
@@ -97,12 +97,12 @@ def run(
     chosen = passed(model=model, batch_size=batch_size, workers=workers, steps=steps, precision=precision)
     made = _strategy(strategy, algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
     chosen |= passed(device=device, strategy=made, optimizer=optimizer, stack=stack, flash=flash, seed=seed)
-    if _has(what, {"jobs", "arrivals"}):
+    if _has(cluster_or_file, {"jobs", "arrivals"}):
         others = passed(trace=trace, plot_cluster=plot_cluster, plot_learning=plot_learning, write=write_to)
         others |= passed(save=save, resume=resume, stability=stability or None, trace_whole=trace_whole or None)
-        _run_jobs(what, allow_code, as_json, bottleneck, timeline, chosen | others)
+        _run_jobs(cluster_or_file, allow_code, as_json, bottleneck, timeline, chosen | others)
         return
-    experiment = _experiment(what, allow_code, chosen)
+    experiment = _experiment(cluster_or_file, allow_code, chosen)
     for option, path in {"--plot-learning": plot_learning, "--save": save, "--resume": resume}.items():
         if path is not None and experiment.training is None:
             raise ConfigError(f"{option} has no effect without training; use a file with a [training] table")
@@ -136,16 +136,16 @@ def run(
 
 
 def _run_jobs(
-    what: str, allow_code: bool, as_json: bool, bottleneck: bool, timeline: Path | None, others: dict[str, object]
+    file: str, allow_code: bool, as_json: bool, bottleneck: bool, timeline: Path | None, others: dict[str, object]
 ) -> None:
     """Simulate a file of jobs and, if slow-downs are requested, each job separately."""
     for option in others:
         name = option.replace("_", "-")
         is_field = any(field.name == option for field in dataclasses.fields(ddlsim.Experiment))
         remedy = "set it in the experiment of each job" if is_field else f"leave --{name} out"
-        raise ConfigError(f"--{name} has no effect on {what}, which describes several jobs; {remedy}")
+        raise ConfigError(f"--{name} has no effect on {file}, which describes several jobs; {remedy}")
     check_picture(timeline)
-    jobs = ddlsim.load_jobs(what, allow_code=allow_code).simulate(timeline=timeline is not None)
+    jobs = ddlsim.load_jobs(file, allow_code=allow_code).simulate(timeline=timeline is not None)
     if bottleneck and not jobs.interrupted:
         _ = jobs.slowdowns
     typer.echo(jobs.to_json() if as_json else str(jobs))
@@ -179,7 +179,7 @@ def _with_sensitivities(result: Result) -> Result:
 
 @app.command()
 def scaling(
-    what: Source,
+    cluster_or_file: Source,
     workers: Annotated[str, opt('Numbers of workers, such as "1,8,16,32".', "--workers", "-n")],
     model: Model = None,
     strategy: Strat = None,
@@ -213,7 +213,7 @@ def scaling(
     made = _strategy(strategy, algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
     chosen = passed(strategy=made, model=model, batch_size=batch_size, steps=steps, precision=precision)
     chosen |= passed(device=device, optimizer=optimizer, stack=stack, flash=flash, seed=seed)
-    experiment = _experiment(what, allow_code, chosen)
+    experiment = _experiment(cluster_or_file, allow_code, chosen)
     results, interrupted = _simulate_counts(experiment, numbers)
     typer.echo(json.dumps(scaling_rows(results), indent=2) if as_json else scaling_table(results))
     if plot is not None and results:
@@ -239,26 +239,26 @@ def _simulate_counts(experiment: Experiment, counts: list[int]) -> tuple[list[Re
     return results, False
 
 
-def _experiment(what: str, allow_code: bool, options: dict[str, object]) -> Experiment:
+def _experiment(file: str, allow_code: bool, options: dict[str, object]) -> Experiment:
     """Return the experiment in a file, or one on a cluster, with the given options set."""
-    is_cluster = Path(what).suffix != ".toml" or _has(what, {"generator", "hosts", "links", "nodes", "edges"})
+    is_cluster = Path(file).suffix != ".toml" or _has(file, {"generator", "hosts", "links", "nodes", "edges"})
     if not is_cluster:
-        experiment = ddlsim.load_experiment(what, allow_code=allow_code)
+        experiment = ddlsim.load_experiment(file, allow_code=allow_code)
     else:
-        experiment = ddlsim.Experiment(cluster=what)
+        experiment = ddlsim.Experiment(cluster=file)
     if allow_code and isinstance(model := options.get("model"), str):
         options["model"] = ddlsim.load_model(model, allow_code=True)
     return experiment.with_(**options)
 
 
-def _has(what: str, keys: set[str]) -> bool:
+def _has(file: str, keys: set[str]) -> bool:
     """Return whether a file, if it is TOML, has one of the keys."""
-    path = Path(what)
+    path = Path(file)
     if path.suffix != ".toml":
         return False
     if not os.path.isfile(path):
-        raise ConfigError(f"{what}: no such file or bundled cluster (see: ddlsim topologies)")
-    return bool(keys & read_toml(path, what).keys())
+        raise ConfigError(f"{file}: no such file or bundled cluster (see: ddlsim topologies)")
+    return bool(keys & read_toml(path, file).keys())
 
 
 def _strategy(name: str | None, **options: object) -> Strategy | None:

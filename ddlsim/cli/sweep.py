@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def report(
-    store: Annotated[Path, arg("File in which the study is stored.", metavar="STORE")],
+    store: Annotated[Path, arg("File in which the study is stored.")],
     html: Annotated[Path | None, opt("Write an HTML page with plots and all tables.")] = None,
     title: Annotated[str, opt("Title of the page (default: the model and the cluster).")] = "",
     question: Annotated[str, opt("Question that the study answers, shown below the title.")] = "",
@@ -64,7 +64,7 @@ _FORMATS = (".csv", ".parquet", ".json")
 
 @app.command()
 def sweep(
-    study: Annotated[Path, arg("Study file (.toml).", metavar="STUDY")],
+    study: Annotated[Path, arg("Study file (.toml).")],
     out: Annotated[Path | None, opt("File that stores every finished configuration.", "--out", "-o")] = None,
     jobs: Annotated[int | None, opt("Number of processes (default: one per core).", "--jobs", "-j")] = None,
     dask: Annotated[str | None, opt("Address of a Dask scheduler on whose workers to run the simulations.")] = None,

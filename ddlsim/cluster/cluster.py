@@ -19,7 +19,7 @@ from ddlsim.arguments.rules import PATH
 from ddlsim.cluster.quantity import Quantity, nonnegative
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.printable import shown
-from ddlsim.readable import size
+from ddlsim.readable import count, size
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -564,10 +564,11 @@ def title(cluster: Cluster) -> str:
 def summary_rows(cluster: Cluster) -> list[tuple[str, str]]:
     """Return the rows of a summary below the title as (label, text); the label of the machines is ""."""
     n_gpus, n_storages = cluster.node_kind.count("gpu"), len(cluster.storages)
-    storages = f"{n_storages} storages, " if n_storages > 1 else "1 storage, " * n_storages
+    storages = f"{count(n_storages, 'storage')}, " if n_storages else ""
     machines = (
-        f"{len(cluster.host_names) - n_storages} hosts, {len(cluster.workers)} workers ({n_gpus} GPUs), "
-        f"{storages}{cluster.is_fabric_switch.sum()} fabric switches; routing: {cluster.routing}"
+        f"{count(len(cluster.host_names) - n_storages, 'host')}, {count(len(cluster.workers), 'worker')} "
+        f"({count(n_gpus, 'GPU')}), {storages}{count(int(cluster.is_fabric_switch.sum()), 'fabric switch', 'es')}; "
+        f"routing: {cluster.routing}"
     )
     devices = Counter(cluster.device_of[node] or "no device specified" for node in cluster.workers.tolist())
     rows = [("", machines), ("workers", ", ".join(f"{n} x {device}" for device, n in sorted(devices.items())))]

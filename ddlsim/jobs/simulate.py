@@ -1,38 +1,9 @@
-"""`simulate_jobs`: several jobs on one clock and one network; also from files.
+"""`simulate_jobs`: several jobs on one clock and one network; also from files (docs/jobs.md, In files).
 
-.. code-block:: toml
-
-    cluster = "cloud-25g-16x8-v100"
-    queue = true                           # jobs wait for devices, first come, first served
-
-    [[jobs]]
-    name = "vision"
-    experiment = { model = "resnet50", batch_size = 64, workers = 32 }
-
-    [[jobs]]
-    name = "language"
-    start = "12 s"
-    placement = "spread"
-    experiment = "bert.toml"               # a file in the same folder
-
-    [[background]]
-    source = "h0.cpu"
-    target = "h9.cpu"
-    rate = "10 Gbit/s"
-
-    [[faults]]
-    type = "link-fault"
-    source = "h0"
-    target = "leaf0"
-    start = "20 s"
-    duration = "5 s"
-
-Jobs can also come from a CSV file, ``arrivals = "arrivals.csv"``. Its columns are start_s and workers, and optionally
-name, placement, model, batch_size, steps and seed. The table ``[arriving]`` contains the fields of the experiment that
-all these jobs have in common.
-
-The keys of the other tables are the fields of :class:`ddlsim.Job`, :class:`ddlsim.Background` and
-:class:`ddlsim.LinkFault` (for type "random-faults", of :class:`ddlsim.RandomFaults`).
+The keys of the tables ``[[jobs]]``, ``[[background]]`` and ``[[faults]]`` are the fields of :class:`ddlsim.Job`,
+:class:`ddlsim.Background` and, by their ``type``, :class:`ddlsim.LinkFault`, :class:`ddlsim.RandomFaults` and
+:class:`ddlsim.Pause`. Jobs can also come from a CSV file, ``arrivals = "arrivals.csv"``; the table ``[arriving]``
+contains the fields of the experiment that all these jobs have in common.
 """
 
 from __future__ import annotations

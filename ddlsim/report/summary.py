@@ -161,8 +161,8 @@ def _speedup(result: Result) -> str:
     if not contract.of(result.experiment.strategy).shares_batch or one >= result.samples_per_update:
         return f"{result.speedup:.4g} over one worker, {efficiency}"
     return (
-        f"{result.speedup:.4g} over one worker with updates of {one:.6g} samples, {result.whole_batch_speedup:.4g} "
-        f"over one with all {result.samples_per_update:.6g}, {efficiency}"
+        f"{result.speedup:.4g} over one worker with a batch of {one:.6g}, {result.whole_batch_speedup:.4g} over one "
+        f"with a batch of {result.samples_per_update:.6g}, {efficiency}"
     )
 
 

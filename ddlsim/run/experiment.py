@@ -89,7 +89,7 @@ WorkersLike = (
     Count | Annotated[Sequence[Index], "a list of positions such as [0, 1, 2, 3]", validated_by(listed_places)]
 )
 StrategyLike = Annotated[
-    Strategy, "a strategy such as ddlsim.AllReduce('ring') (Splits are only for recommend and studies)"
+    Strategy, "a strategy such as ddlsim.AllReduce('ring') or FSDP() (Splits are only for recommend and studies)"
 ]
 GradientType = Annotated[str, one_of(*GRADIENT_TYPES)]
 ComputeLike = Annotated[

@@ -1,29 +1,4 @@
-"""Experiments from TOML files: strict keys, units as text, errors in one line.
-
-.. code-block:: toml
-
-    cluster = "cloud-25g-16x8-v100"      # bundled, or a path beside this file
-    model = "resnet50"
-    workers = 128
-    batch_size = 64
-
-    [strategy]
-    type = "all-reduce"
-    algorithm = "ring"
-    overlap = { type = "ddp", cap = "25 MiB" }
-
-    [jitter]
-    type = "lognormal"
-    cv = 0.05
-
-    [training]                           # what the workers learn, if anything; then `model` must be trainable
-    data = "digits"
-    optimizer = { type = "momentum", beta = 0.9 }
-    rate = { type = "cosine", base = 0.1, n_epochs = 10 }
-    epochs = 10
-
-    [compression]
-    compressor = { type = "error-feedback", inner = { type = "top-k", density = 0.01 } }
+"""Experiments from TOML files: strict keys, units as text, errors in one line (docs/formats/own_files.md, Experiments).
 
 The keys of a table are the fields of the class that it describes, e.g. :class:`ddlsim.AllReduce`.
 """

@@ -235,6 +235,9 @@ def learning_notes(experiment: Experiment, reason: str, monitor: Monitor | None)
     if experiment.time_model is not None:
         trained, timed = (load_model(m).name for m in (experiment.model, experiment.time_model))
         yield f"two models: {trained} is trained, and {timed} determines the simulated times"
+    last, batch = monitor.history[-1] if monitor.history else None, experiment.batch_size or 0
+    if last is not None and batch * last.epoch > last.samples:
+        yield f"batch_size = {batch} exceeds the training set of {last.samples / last.epoch:,.0f} samples, which repeat"
     if reason.startswith("diverged"):
         yield reason
     for name, reached in (("target_accuracy", "target accuracy"), ("target_loss", "target loss")):

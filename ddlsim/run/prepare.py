@@ -82,7 +82,7 @@ def what_fits(placed: Placed) -> str:
         return f"; the nearest that fit: {'; '.join(texts)}"
     state = state_of(workload).total
     if state > n_workers * room:
-        state_text = f"weights, gradients and optimizer alone are {state / 1e9:.1f} GB"
+        state_text = f"weights, gradients and optimizer alone are {state / 1e9:,.1f} GB"
         return f"; {state_text}: use {math.ceil(state / room)} workers or more"
     return "" if next(tries, None) else f"; no other micro-batch, recomputation or stage fits {n_workers} workers"
 

@@ -90,8 +90,21 @@ class Result(SuggestsAttributes):
     ``print(result)`` shows a summary. Single values, such as ``result.throughput``, are properties. ``workers``,
     ``links`` and ``steps`` are pandas DataFrames, and ``to_json`` exports everything.
 
-    ``workloads`` describe the computation of each worker with the full model; a strategy may give it only a part (see
-    :class:`ddlsim.workload.stage.Stage`).
+    experiment       the experiment, with the values that a calibrated cluster sets filled in; `given`: as requested
+    workloads        computation of each worker with the full model; a strategy may give it only a part
+                     (:class:`ddlsim.workload.stage.Stage`)
+    nodes            node of each worker in `cluster`, shape (n_workers,)
+    simulated_time   length of the run without failures and checkpoints, which :attr:`end_time` includes
+    channel_nbytes, channel_busy
+                     bytes carried by each channel of the cluster, and time during which it carried data, (n_channels,)
+    n_messages, nbytes_sent
+                     number of messages and bytes that all workers and servers sent during the run
+    notes, warnings  sentences about assumptions and observations, and about probable mistakes
+    interrupted      whether the run was stopped with Ctrl-C
+    wall_seconds     time that the simulation itself took
+    stop_reason      condition that ended a training run, such as "epochs"
+    sampled_faults   faults sampled from :class:`ddlsim.RandomFaults`, by time, as Slowdown, Stop and LinkFault
+    memory           memory of the worker that needs the most
     """
 
     experiment: Experiment
@@ -99,7 +112,6 @@ class Result(SuggestsAttributes):
     workloads: list[Workload]
     nodes: Ints
     recorder: Recorder
-    #: simulated time in s; failures and checkpoints are added to it (:attr:`end_time`)
     simulated_time: float
     channel_nbytes: Floats
     channel_busy: Floats
@@ -112,7 +124,6 @@ class Result(SuggestsAttributes):
     wall_seconds: float
     stop_reason: str = ""
     monitor: Monitor | None = None
-    #: the experiment as requested; in `experiment`, values from a calibrated cluster are filled in
     given: Experiment | None = None
     #: whether stability was requested: it is then printed and written, however long it takes
     wants_stability: bool = False
@@ -120,9 +131,7 @@ class Result(SuggestsAttributes):
     co_located: tuple[str, ...] = ()
     #: for one of several jobs: its share of the cost and power of each machine and switch, (n_nodes,)
     share: Floats | None = None
-    #: faults sampled from :class:`ddlsim.RandomFaults`, by time, as Slowdown, Stop and LinkFault
     sampled_faults: tuple[Fault, ...] = ()
-    #: the memory of the fullest worker
     memory: Fullest | None = None
 
     @property

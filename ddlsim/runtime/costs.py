@@ -1,38 +1,22 @@
 """Costs of collectives in a run: simulated message by message, by a measured curve, or by the estimate of NCCL's tuner.
 
-A collective of known time is not simulated: it starts when its last rank has entered it and takes that time for all
-ranks, and the collectives of one communicator run one after the other, as on NCCL's stream. Stragglers delay it as
-usual. Other traffic of the same run does not slow it down, and all ranks leave at the same time.
+docs/calibration.md (Curves in runs) describes collectives of known time: when they start and end, the lower bound that
+their links impose (:class:`Charge`), and the formula of a measured curve.
 
-**On a network that others share, or while faults change its links or stop its workers**, its bytes are sent as
-messages along the same links, phase by phase. It ends later than its known time by as much as these messages take
-longer than on an idle network. A library that gets less out of a link than its bandwidth holds the link for the rest of
-its time, too: that is sent behind the bytes, and booked as overhead. Otherwise a collective of known time takes no
+**If the network is shared, or while faults change its links or stop workers**, the bytes of such a collective are sent
+as messages along the same links, phase by phase. It ends later than its known time by as much as these messages take
+longer than on an idle network. A library that gets less out of a link than its bandwidth also holds the link for the
+rest of its time: this is sent after the bytes, and counted as overhead. Otherwise, a collective of known time takes no
 network time by itself (:meth:`ddlsim.runtime.loop.Loop.known`).
 
-**Links** (:class:`Charge`). A link cannot carry more than its capacity, so a known time is never less than the bytes of
-any link over its capacity. The bytes of a link depend on the routes:
+**The bytes of a link** depend on the routes:
 
 * those of the collective's own schedule (:func:`by_schedule`), which has one ring, say, and so uses one network card of
   each machine;
 * those of a library that spreads its rings or trees over all links, as NCCL's channels do (:func:`spread`). Inside a
   machine, the rings are those of NCCL's search (:mod:`ddlsim.cluster.rings`). Each ring is cut at each of its GPUs in
-  turn, so that all of them, and the cards nearest to them, carry the same between machines: each of m GPUs sends 1/m to
-  the GPU at its own place in the next machine.
-
-With V bytes over every hop of a ring (2 (n-1)/n of the buffer for an all-reduce), a hop inside one of several machines
-of m GPUs carries V (m-1)/m of its ring's share, and a machine sends V to the next one. NCCL's trees are a chain through
-each machine and a double binary tree over the machines (``src/graph/trees.cc``): S up and S down each chain, S/2 up and
-down each edge of the two trees.
-
-**Measured curves** are factors on the parts of a simulated time. Simulated on the calibrated cluster, an operation
-takes A (per message: latencies and overheads) + B (bytes) + G (reductions). A curve multiplies A by one factor and B by
-factors that depend on the size:
-
-    T(S) = per_message A + sum_k per_byte_k B(part of S in piece k) + G
-
-A, B and G are simulated for each use of the curve, so it applies to other numbers of ranks as well.
-:mod:`ddlsim.validation.curves` fits the factors.
+  turn, so that all of them, and the cards nearest to them, carry the same between machines. NCCL's trees are a chain
+  through each machine and a double binary tree over the machines (``src/graph/trees.cc``).
 """
 
 from __future__ import annotations

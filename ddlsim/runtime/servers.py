@@ -99,10 +99,10 @@ def server_nodes(cluster: Cluster, workers: list[int], n_servers: int, placement
         places = [node for host, node in sorted(host_node.items()) if host not in busy]
         where = "machines without workers"
     if n_servers > len(places):
-        remedy = ", fewer workers, or placement 'colocated'" if placement == "own" else ""
+        remedy = "fewer servers, fewer workers, or placement 'colocated'" if placement == "own" else "fewer servers"
         raise ConfigError(
             f"ParameterServer: servers = {n_servers}, placement = {placement!r}: cluster {cluster.name!r} "
-            f"has only {len(places)} {where}; use fewer servers{remedy}"
+            f"has {len(places) or 'no'} {where}; use {remedy}"
         )
     spread = [places[i * len(places) // n_servers] for i in range(n_servers)]
     return spread if placement == "colocated" else places[:n_servers]

@@ -52,7 +52,7 @@ class ExpertParallel(DealtOut):
     @property
     def label(self) -> str:
         """Label for tables and plots: the degree of expert parallelism."""
-        return f"expert parallel ({'all' if self.degree is None else self.degree} ways)"
+        return f"expert parallel (degree {self.degree or 'all'})"
 
     def collectives(self) -> Collectives:
         """Return the algorithms of the all-reduces and all-to-alls, by the names of their fields."""

@@ -10,6 +10,7 @@ import simpy
 from ddlsim.arguments import Index, checked
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
+from ddlsim.readable import count
 from ddlsim.runtime import Message, Process, RunContext, Worker
 from ddlsim.runtime.lanes import gradient
 from ddlsim.runtime.servers import Visit, WithServers, communicate
@@ -220,7 +221,7 @@ class BackupWorkers(WithServers):
     @property
     def label(self) -> str:
         """Label for tables and plots: number of backup workers."""
-        return f"{self.backups} backup workers{'' if self.restart else ' (late ones finish)'}"
+        return count(self.backups, "backup worker") + ("" if self.restart else " (stragglers finish)")
 
     def start(self, context: RunContext) -> None:
         """Start all workers."""

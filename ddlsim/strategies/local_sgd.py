@@ -349,7 +349,7 @@ class DaSGD(OneAverage):
     @property
     def label(self) -> str:
         """Label for tables and plots: period, delay and algorithm."""
-        return f"DaSGD ({self.period} steps, {self.delay} late, {fabric_label(self.algorithm, self.cost)})"
+        return f"DaSGD ({self.period} steps, delay {self.delay}, {fabric_label(self.algorithm, self.cost)})"
 
     @property
     def average(self) -> Average:

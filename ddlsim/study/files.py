@@ -1,28 +1,5 @@
-"""Studies from TOML files: the base experiment as in an experiment file, and lists of values for its fields.
-
-.. code-block:: toml
-
-    seeds = 3                            # how many, or which: [0, 7]
-    design = "grid"                      # or "list"; "random" and "latin-hypercube" with n_points = 100
-    stability = true                     # three more runs of each point say how stable it is (default: false)
-
-    [base]                               # or base = "experiment.toml", a file beside this one
-    cluster = "cloud-25g-16x8-v100"
-    model = "resnet50"
-    batch_size = 64
-
-    [vary]
-    workers = [8, 16, 32, 64, 128]
-    strategy = [{ type = "all-reduce", algorithm = "ring" }, { type = "parameter-server", servers = 8 }]
-    compression = ["none", { type = "top-k", density = 0.01 }]
-    "cluster.nic.bandwidth" = ["25 Gbit/s", "100 Gbit/s"]
-    # for designs that sample: accumulation = { low = 1, high = 16, log = true, integer = true }
-    # "model, batch_size" = [["resnet50", 64], ["bert-large", 8]]   # fields that change together
-    # with names for the table: compression = { dense = "none", sparse = { type = "top-k", density = 0.01 } }
-
-    [search]                             # instead of a design: values may be ranges, and those that pay are proposed
-    objective = "throughput"             # or several: ["throughput", "cost_per_sample"]
-    n_trials = 60
+"""Studies from TOML files: the base experiment as in an experiment file, and lists of values for its fields
+(docs/studies.md).
 """
 
 from __future__ import annotations

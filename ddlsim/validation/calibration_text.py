@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddlsim import printable
 from ddlsim.cluster.calibrated import PARAMETERS
-from ddlsim.readable import percent, seconds, si, size
+from ddlsim.readable import count, percent, seconds, si, size
 from ddlsim.text_tables import aligned
 
 if TYPE_CHECKING:
@@ -58,12 +58,12 @@ def cells(calibration: Calibration) -> list[tuple[str, str, str, str]]:
 def notes(calibration: Calibration) -> list[str]:
     """Return residuals, curves, compute times, jitter and notes as indented lines."""
     lines = []
-    for fitted, what in ((True, "fitted to"), (False, "not fitted to")):
+    for fitted, what in ((True, "used in the fit"), (False, "not used in the fit")):
         rows = [r for r in calibration.residuals if r.fitted == fitted]
         if rows:
             mean = sum(abs(r.error) for r in rows) / len(rows)
             worst = sorted(rows, key=lambda r: -abs(r.error))[:N_WORST]
-            lines.append(f"  {len(rows)} measurements {what}: mean absolute error {percent(mean)}; worst:")
+            lines.append(f"  {count(len(rows), 'measurement')} {what}: mean absolute error {percent(mean)}; worst:")
             lines += [f"    {_named(r)}: measured {seconds(r.measured)}, {100.0 * r.error:+.1f} %" for r in worst]
     for c in calibration.curves:
         factors = ", ".join(f"{f:.3g}" for f in c.per_byte)
@@ -92,7 +92,7 @@ def notes(calibration: Calibration) -> list[str]:
 
 def _named(row: Residual) -> str:
     backend = f" {row.backend}" if row.backend else ""
-    return f"{row.operation}{backend}, {row.n_ranks} ranks on {row.n_hosts} hosts, {size(row.nbytes)}"
+    return f"{row.operation}{backend}, {count(row.n_ranks, 'rank')} on {count(row.n_hosts, 'host')}, {size(row.nbytes)}"
 
 
 def _span(ends: tuple[int, int]) -> str:

@@ -144,8 +144,8 @@ def _hosts(cluster: Cluster, per_host: Sequence[int]) -> list[list[int]]:
     if len(wide) < len(per_host):
         n_ranks, n_hosts, n_wide = sum(per_host), len(per_host), len(wide)
         raise ConfigError(
-            f"{n_ranks} ranks were measured on {n_hosts} hosts, but cluster {cluster.name!r} has only "
-            f"{n_wide} hosts with at least {max(per_host)} workers; use a cluster file that matches the "
+            f"{n_ranks} ranks on {n_hosts} machine(s) were measured, but cluster {cluster.name!r} has {n_wide} "
+            f"with at least {max(per_host)} workers; use a cluster file that matches the "
             "measurements (n_gpus is the number of GPUs per host)"
         )
     return wide[: len(per_host)]

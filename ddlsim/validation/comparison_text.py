@@ -11,7 +11,7 @@ from ddlsim import printable
 from ddlsim.cluster.calibrated import PARAMETERS
 from ddlsim.output_files import write_text
 from ddlsim.printable import shown
-from ddlsim.readable import percent, rate, seconds
+from ddlsim.readable import count, percent, rate, seconds
 from ddlsim.run.metrics import METRICS
 from ddlsim.text_tables import aligned
 from ddlsim.validation.calibration_text import shown as shown_value
@@ -70,7 +70,7 @@ def _row(row: ComparedRun) -> tuple[str, ...]:
 
 def _summary(s: Summary) -> str:
     parts = [
-        f"{s.n} runs",
+        count(s.n, "run"),
         f"mean absolute error {percent(s.mean_absolute)}",
         f"geometric mean {percent(s.geometric_mean)}",
         f"worst {100.0 * s.worst:+.1f} %",

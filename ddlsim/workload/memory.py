@@ -439,12 +439,12 @@ def check_memory(stage: Stage, device: Device, n_workers: int = 1, activations: 
         return None
     per_sample = varying / workload.batch_size
     largest = math.floor((device.memory_nbytes - fixed) / per_sample) if per_sample > 0.0 else 0
-    remedy = f"the largest batch that fits is {largest}" if largest > 0 else "no batch fits"
+    remedy = f"the largest batch that fits is {largest}" if largest > 0 else "no batch fits (see ddlsim fits)"
     need, have = needed / 1e9, device.memory_nbytes / 1e9
     apart = held_params(model, n_workers) < model.n_params
     shared = f" with its embedding tables distributed over {n_workers} workers" if apart else ""
     several = f"{stage.batches} x " if stage.batches > 1 else ""
     return (
         f"{model.name} with batch size {several}{workload.batch_size} in {precision} needs about "
-        f"{need:.1f} GB{shared}, but {device.name} has {have:.1f} GB; {remedy}"
+        f"{need:,.1f} GB{shared}, but {device.name} has {have:.1f} GB; {remedy}"
     )

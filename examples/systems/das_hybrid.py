@@ -1,15 +1,15 @@
-"""Das et al. 2016 (arXiv:1602.06709): synchronous SGD on clusters of Xeons, layer by layer data or model parallel.
+"""Das et al. 2016 (arXiv:1602.06709): synchronous SGD on clusters of Xeons, with data or model parallelism per layer.
 
-The abstract's speed-ups over one node, beside what "balance" reaches here and what data parallelism alone would. Nodes
-compute by the roofline of their datasheet; a node that has 4 samples only computes at the rate at which two Xeon Gold
-6148 do (PaddlePaddle 0.11, benchmark/IntelOptimizedPaddle.md, inference: 82.6 of 96.8 images/s of VGG-19 and 719 of
-851 of AlexNet, at batch 4 and 16).
+Compares the speed-ups over one node in the paper's abstract with those of "balance" and of data parallelism alone. The
+compute times of nodes come from the roofline of their datasheet. A node with only 4 samples computes at the rate of two
+Xeon Gold 6148 (PaddlePaddle 0.11, benchmark/IntelOptimizedPaddle.md, inference: 82.6 of 96.8 images/s of VGG-19 and 719
+of 851 of AlexNet, at batch sizes 4 and 16).
 """
 
 import ddlsim
 
 CORI = "cori-haswell+n_groups=1+n_hosts=128"
-#: cluster, model, batch (of the last two not stated), nodes, rate with so few samples, published speed-up
+#: cluster, model, batch (unknown for the last two), nodes, relative rate with few samples, published speed-up
 RUNS = [
     (CORI, "vgg-a", 256, 64, 82.58 / 96.75, 53.0),
     (CORI, "vgg-a", 512, 128, 82.58 / 96.75, 90.0),
@@ -32,7 +32,8 @@ for cluster, model, batch, nodes, rate, published in RUNS:
           f"  {data.throughput / one.throughput:13.1f}"
           f"  {len(layout.split)}, in groups: {', '.join(map(str, sizes))}")  # fmt: skip
 print("""
-Why they differ: with 128 nodes the slowest one of each step counts, and other jobs use Cori's network; here all nodes
-are alike and alone. The speech network's minibatch is not stated: 512 to 2,048 give 12 to 14, 256 gives 10, so its
-nodes lose time that is neither computing nor exchange here. What the AWS cluster ran, its batch and its machines are
-assumptions. "balance" counts bytes, also those that computing hides: it splits some convolutions for that.""")
+Why they differ: with 128 nodes, the slowest node determines the time of each step, and other jobs use Cori's
+network. In the simulation, all nodes are equally fast, and there are no other jobs. The batch size of the speech
+network is unknown: with 512 to 2,048 samples, the simulated speed-up is 12 to 14, and with 256 it is 10, so its
+nodes lose time that the simulation does not model. The model, batch size and machines of the AWS cluster are
+assumptions. "balance" counts all bytes, also those that computation hides, so it splits some convolutions.""")

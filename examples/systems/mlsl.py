@@ -1,8 +1,9 @@
-"""Intel MLSL (Sridharan et al. 2018, arXiv:1801.08030): cores that drive messages while the others compute.
+"""Intel MLSL (Sridharan et al. 2018, arXiv:1801.08030): some cores send messages while the others compute.
 
-MXNet with Horovod over MLSL reached 98 % of linear scaling where Open MPI reached 45.5 %, over 25 Gbit/s on AWS (Yuan,
-Zhang et al. 2019, Intel MLSL makes distributed training with MXNet faster). Here: ResNet-50 on 32 nodes of two Xeon
-Gold 6148, 64 images each, with 25 Gbit/s. MLSL has 2 endpoints on such nodes (Intel Caffe's scripts), of 40 cores.
+MXNet with Horovod over MLSL reached 98 % of linear scaling, compared with 45.5 % with Open MPI, over 25 Gbit/s on AWS
+(Yuan, Zhang et al. 2019, Intel MLSL makes distributed training with MXNet faster). This script simulates ResNet-50 on
+32 nodes of two Xeon Gold 6148, with 64 images each and 25 Gbit/s. On such nodes, MLSL uses 2 of 40 cores as endpoints
+(Intel Caffe's scripts).
 """
 
 import numpy as np
@@ -15,7 +16,7 @@ NODES, BATCH = 32, 64
 
 
 def cluster(bandwidth: str) -> ddlsim.Cluster:
-    """Return the nodes; an all-reduce of one connection gets as much as that is given."""
+    """Return the nodes; an all-reduce over one connection reaches its rate."""
     hosts = star(NODES, bandwidth=bandwidth, latency="15 us", efficiency=0.95, host=Host(device="xeon-6148"))
     return ddlsim.load_cluster(hosts)
 
@@ -32,11 +33,11 @@ waits, background = (
     ddlsim.AllReduce(overlap=overlap) for overlap in (ddlsim.WhileWaiting("ddp"), ddlsim.HorovodFusion())
 )
 tree = ddlsim.AllReduce("recursive_doubling", overlap=ddlsim.WhileWaiting("ddp"))
-print("ResNet-50 on 32 nodes, of linear scaling               published  simulated")
+print("ResNet-50 on 32 nodes, % of linear scaling             published  simulated")
 for name, published, where, strategy in (
-    ("2 endpoints: messages go on while 38 cores compute", "98.0 %", driven.on(plain), background),
-    ("no endpoints: messages go on while a node waits", "45.5 %", plain, waits),
-    ("  over a connection of 5 Gbit/s", "", slow, waits),
+    ("2 endpoints: 38 cores compute during communication", "98.0 %", driven.on(plain), background),
+    ("no endpoints: communication while a node waits", "45.5 %", plain, waits),
+    ("  with 5 Gbit/s per connection", "", slow, waits),
     ("  and by recursive doubling, all bytes each round", "", slow, tree),
 ):
     print(f"{name:<54}  {published:>8}  {efficiency(where, strategy, alone):9.1%}")
@@ -56,12 +57,12 @@ after = {
 }
 one = ddlsim.simulate("zenith", "resnet50", batch_size=64, workers=1, steps=2).throughput
 alike = {nodes: result.throughput / nodes / one for nodes, result in after.items()}
-low, high = 0.0, 1.0  # how much steps vary: as fitted on 128 nodes
+low, high = 0.0, 1.0  # variation of step times, fitted to 128 nodes
 while high - low > 1e-6:
     middle = (low + high) / 2
     low, high = (middle, high) if alike[128] / maximum(128, middle) > ZENITH[128] else (low, middle)
-print("\nResNet-50 on Zenith, Intel Caffe with MLSL, 8,192 images a step, of linear scaling")
-print(f"nodes  images a node  published  simulated  steps vary by {low:.1%} (fitted on 128)")
+print("\nResNet-50 on Zenith, Intel Caffe with MLSL, 8,192 images per step, % of linear scaling")
+print(f"nodes  images / node  published  simulated  jitter of {low:.1%} (fitted to 128 nodes)")
 for nodes, published in ZENITH.items():
     varied = alike[nodes] / maximum(nodes, low)
     print(f"{nodes:5}  {8192 // nodes:13}  {published:9.0%}  {alike[nodes]:9.1%}  {varied:13.1%}")
@@ -76,9 +77,9 @@ for name, where, strategy in (
     result = ddlsim.simulate(where, "vgg-a", strategy, batch_size=256, steps=3, warmup=1)
     print(f"{name:<38}{result.throughput:6.0f}")
 print("""
-Why they differ: with 2 of 40 cores gone nothing exceeds 95 %, so the published baseline seems to have been without
-those cores, too, or not limited by them. That messages wait explains only part of Open MPI's loss: the rest must be
-the exchange itself. One connection between AWS's machines gets 5 Gbit/s (10 in a placement group: EC2 user guide),
-and which algorithm Open MPI chose, on how many nodes and with which batch, is not in what we could read. On Zenith,
-fewer images per node (a step's fixed part counts more) and the exchange at the end of a step explain 10 points at 314
-nodes without any fit, and waiting for the slowest node, if that is the loss at 128, 8 more; 6 points remain.""")
+Why they differ: without 2 of 40 cores, no run exceeds 95 %, so the published baseline probably lacked these cores as
+well, or was not limited by them. Waiting messages explain only a part of Open MPI's loss; the rest must come from the
+exchange itself. A connection between AWS machines reaches 5 Gbit/s (10 in a placement group: EC2 user guide). We could
+not find out which algorithm Open MPI chose, on how many nodes and with which batch size. On Zenith with 314 nodes, 10
+points are explained without a fit by having fewer images per node (the fixed part of a step counts more) and by the
+exchange at the end of a step. Waiting for the slowest node explains another 8 if it is the cause at 128; 6 remain.""")

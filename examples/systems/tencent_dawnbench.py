@@ -1,18 +1,18 @@
 """DAWNBench's ImageNet record of 2020: ResNet-50 to 93 % top-5 in 151 s on 16 x 8 V100 and 25 Gbit/s Ethernet.
 
-Shi et al. 2021 (Tencent, arXiv:2010.10458): 28 epochs, images that grow, LARS, gradients summed inside machines first.
-Its phases are not published where we could read them. Those of the record before are (Alibaba, 157.6 s on as many V100
-with 32 Gbit/s), in github.com/stanford-futuredata/dawn-bench-entries, ImageNet/train:
-alibabacloud_resnet50_gn6e_1_machine and ..._16_machine_tensorflow (.json: sizes, batches; .tsv: when epochs ended).
+Shi et al. 2021 (Tencent, arXiv:2010.10458): 28 epochs, growing images, LARS, gradients summed inside machines first.
+We could not find its phases. Those of the previous record (Alibaba, 157.6 s on as many V100 with 32 Gbit/s) are in
+github.com/stanford-futuredata/dawn-bench-entries, ImageNet/train: alibabacloud_resnet50_gn6e_1_machine and
+..._16_machine_tensorflow (.json: sizes, batches; .tsv: ends of epochs).
 
-What a GPU needs is taken from Alibaba's run on one machine, nothing from those on 16.
+The compute times come from Alibaba's run on one machine; no number comes from the runs on 16 machines.
 """
 
 import ddlsim
 from ddlsim.workload.compute import make_workload
 
 IMAGES, MACHINES, GPUS = 1_281_167, 16, 8
-ONE_MACHINE = {96: 37.30, 128: 55.99, 224: 138.67, 288: 236.73}  # s of an epoch, means over the epochs of each size
+ONE_MACHINE = {96: 37.30, 128: 55.99, 224: 138.67, 288: 236.73}  # s per epoch, mean over the epochs of each size
 SIXTEEN = {96: 3.894, 128: 5.216, 224: 10.37, 288: 18.03}
 PUBLISHED = {"Alibaba": 157.6, "Tencent": 151.0}
 CLUSTER = "cloud-25g-16x8-v100"
@@ -63,8 +63,8 @@ def norms(shared: str | None) -> float:
     return seconds["lars"] - seconds["momentum"]
 
 
-print("ms of a step beyond that of one machine: 16 machines, 32 Gbit/s, fp16 gradients")
-print("images  epochs  one machine  Alibaba  simulated: beside the backward pass  after it")
+print("ms per step in addition to one machine's: 16 machines, 32 Gbit/s, fp16 gradients")
+print("images  epochs  one machine  Alibaba  simulated: during the backward pass  after it")
 for phase in PHASES:
     assert phase.batch is not None
     assert phase.input_size is not None
@@ -76,16 +76,16 @@ for phase in PHASES:
 
 total = sum(n_steps(phase) for phase in PHASES)
 sparse = ddlsim.Compression(ddlsim.ErrorFeedback(ddlsim.MSTopK(0.001)), cost="sort")
-print(f"\n28 epochs, {total:,.0f} steps                published  simulated: beside  after the backward pass")
+print(f"\n28 epochs, {total:,.0f} steps                published  simulated: during  after the backward pass")
 for name, cluster, gigabits in (("Alibaba", ALIBABA, 32), ("Tencent", CLUSTER, 25)):
     beside, after = (run(cluster, overlap) for overlap in ("ddp", "none"))
     print(f"{name}, {gigabits} Gbit/s, dense fp16        {PUBLISHED[name]:7.1f} s  {beside:15.1f} s  {after:21.1f} s")
 print(f"Tencent, MSTopK, 0.1 % of gradients         {'':7}  {run(CLUSTER, 'none', sparse):41.1f} s")
-print(f"norms of LARS: {total * norms(None):.1f} s more, shared out over 128 GPUs {total * norms('bruck'):.1f} s")
+print(f"norms of LARS: {total * norms(None):.1f} s more, divided among 128 GPUs   {total * norms('bruck'):.1f} s")
 
 
 def faster(model: str, batch: int, compute: ddlsim.Measured | None = None) -> tuple[float, float]:
-    """Return by how much MSTopK is faster than the best dense exchange, after the backward pass and beside it."""
+    """Return by how much MSTopK is faster than the best dense exchange, after the backward pass and during it."""
 
     def seconds(algorithm: str, overlap: str, packed: ddlsim.Compression | None = None) -> float:
         return ddlsim.simulate(
@@ -100,7 +100,7 @@ def faster(model: str, batch: int, compute: ddlsim.Measured | None = None) -> tu
 
 
 print("\nMSTopK over the best dense exchange (published: 25 to 40 % over the best baseline, CNNs and a Transformer)")
-print("                                    dense after the backward pass  beside it")
+print("                                    dense after the backward pass  during it")
 for title, model, batch, compute in (
     ("ResNet-50, 96 pixels", "resnet50", 256, PHASES[0].compute),
     ("ResNet-50, 224 pixels", "resnet50", 256, PHASES[2].compute),
@@ -110,11 +110,11 @@ for title, model, batch, compute in (
     after, beside = faster(model, batch, compute)
     print(f"{title:<36}{after:29.0%}  {beside:9.0%}")
 print("""
-Why they differ. On 16 machines every step of Alibaba's took 40 to 44 ms longer than on one, whatever the images: that
-is not arithmetic. Gradients that travel after the backward pass explain 28 ms of it, norms of LARS 2 ms; waiting for
-the slowest of 128 GPUs, for data and for NCCL's calls is not simulated here. Tencent's phases, kernels and images
-decoded in advance are its own: with Alibaba's in their place, the difference is theirs as much as the simulation's.
-Which of its epochs had sparse gradients is not known here either; the line with MSTopK has them in all. The published
-25 to 40 % have the models, batches and dense baselines of the paper, which are not in what we could read. With these
-batches ResNet-50 gains less where dense messages already travel beside the backward pass, VGG-19 as much as published,
-and the Transformer, with most parameters per sample, far more.""")
+Why they differ. On 16 machines, every step of Alibaba's run took 40 to 44 ms longer than on one machine, regardless of
+the image size, so computation is not the cause. Gradients sent after the backward pass explain 28 ms of it, and norms
+of LARS 2 ms. Waiting for the slowest of 128 GPUs, for data and for NCCL's calls is not simulated. Tencent used its own
+phases, kernels and images decoded in advance; the simulation uses Alibaba's, so not all of the difference is an error
+of the simulation. We do not know which of its epochs used sparse gradients; the line with MSTopK uses them in all. The
+published 25 to 40 % are for the models, batches and dense baselines of the paper, which we could not find. With these
+batches, ResNet-50 gains less if dense messages are sent during the backward pass, VGG-19 gains as much as published,
+and the Transformer, with the most parameters per sample, gains far more.""")

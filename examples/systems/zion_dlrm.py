@@ -1,8 +1,9 @@
 """Zion (Naumov et al. 2020, arXiv:2003.09518): recommendation models on 8 accelerators and 8 CPUs with their memory.
 
-The abstract and the talk at Hot Chips 31 give no throughput; their point is that tables outgrow accelerators, and
-that the CPUs' memory (some 2 TB in 8 sockets, from memory) holds them while accelerators compute. Here: 8 V100 of 32 GB
-in a hybrid cube mesh stand for the accelerators, 200 GB for each behind a cache, 65,536 samples a step.
+The abstract and the talk at Hot Chips 31 report no throughput. Their point is that tables outgrow the accelerators'
+memory, and that the CPUs' memory (about 2 TB in 8 sockets, from memory) holds the tables while accelerators compute. In
+this script, 8 V100 of 32 GB in a hybrid cube mesh represent the accelerators, each with 200 GB behind a cache, and a
+step has 65,536 samples.
 """
 
 import ddlsim
@@ -43,9 +44,9 @@ for name, cluster, device, gpus, model, batch, rows in NVIDIA:
         )
         print(f"{name:<29}  {precision:>9}  {published / 1e6:9.2f}  {result.throughput / 1e6:9.2f}")
 print("""
-Published: no samples/s; that models whose tables outgrow 8 accelerators train on Zion. So do these: 452 GB do not fit
-the accelerators, and with the CPUs' memory they cost next to nothing, as nine of ten rows are taken to be in the cache
-and these models look up one row of each table. Models that look up dozens would show the links to the CPUs. Of
-NVIDIA's rows nothing is fitted: the catalogue's efficiencies are what ResNet-50 reaches, and DLRM's products of 65,536
-rows reach more in TF32 and fp32. In mixed precision 8,192 samples per GPU are too fast here. That is not explained:
-launches are not it, as this code replays a CUDA graph on an A100.""")
+Published: no samples/s, only that models whose tables outgrow 8 accelerators can be trained on Zion. The simulation
+agrees: 452 GB do not fit the accelerators, and with the CPUs' memory they take hardly more time, because nine of ten
+rows are assumed to be in the cache, and these models look up one row of each table. For models that look up dozens of
+rows, the links to the CPUs would matter. Nothing is fitted to NVIDIA's rows: the catalogue's efficiencies are those of
+ResNet-50, and DLRM's products of 65,536 rows reach more in TF32 and fp32. In mixed precision, 8,192 samples per GPU are
+predicted too fast. The cause is unknown; it is not launches, because this code replays a CUDA graph on an A100.""")

@@ -275,13 +275,17 @@ def test_run_leaves_out_what_would_help():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["run"], "ddlsim run: missing argument 'WHAT'; see ddlsim run -h"),
+        (["run"], "ddlsim run: missing argument 'cluster_or_file'; see ddlsim run -h"),
         (["run", "office-1gbe", "--modle", "lenet5"], "no such option: --modle"),
         (["run", "office-1gbe", "--batch-size"], "option '--batch-size' requires an argument; see ddlsim -h"),
         (["show", "modle"], "no such command 'modle'"),
         (
             ["show", "model", "--num-layers", "24"],
             "--num-layers; to pass Megatron-LM arguments, write ddlsim show model -- '--num-layers ...'; see",
+        ),
+        (
+            ["run", "x", "-n", "8.5"],
+            "invalid value for '--workers' / '-n': '8.5': must be a valid integer; see ddlsim run",
         ),
         (["--nope"], "ddlsim: no such option: --nope; see ddlsim -h"),
         (["devices", "v100", "h100"], "extra argument"),

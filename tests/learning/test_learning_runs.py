@@ -108,6 +108,15 @@ def test_max_time_ends_a_run_and_missed_targets_are_said():
     assert any("target_accuracy = 0.999 was not reached; the best value was" in note for note in result.notes)
 
 
+def test_a_batch_larger_than_the_training_set_is_noted():
+    training = ddlsim.Training("digits", updates=1)
+    notes = [
+        ddlsim.simulate("office-1gbe", "digits-cnn", ddlsim.AllReduce(), size, 1, training=training).notes
+        for size in (1438, 1439)
+    ]
+    assert notes == [(), ("batch_size = 1439 exceeds the training set of 1,438 samples, which repeat",)]
+
+
 def test_evaluation_by_simulated_time():
     training = ddlsim.Training(rate=0.1, updates=100, evaluate_every="5 ms")
     history = learn(ddlsim.AllReduce("ring"), training=training).history

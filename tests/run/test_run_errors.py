@@ -62,8 +62,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model": "no/such.toml"}, "no/such.toml: no such file"),
     ({"cluster": "dgx1-v10"}, "unknown cluster 'dgx1-v10'; did you mean 'dgx1-v100'?"),
     ({"strategy": AllReduce("ring", rank_order=(0, 1))}, "must contain each rank from 0 to 3 once"),
-    ({"strategy": "ring"}, "strategy = 'ring': must be a strategy such as ddlsim.AllReduce('ring')"),
-    ({"strategy": AllReduce}, "must be a strategy such as ddlsim.AllReduce('ring')"),
+    ({"strategy": "ring"}, "strategy = 'ring': must be a strategy such as ddlsim.AllReduce('ring') or FSDP()"),
+    ({"strategy": AllReduce}, "(Splits are only for recommend and studies); create an instance: AllReduce(...)"),
     ({"device": "v10"}, "unknown device 'v10'; did you mean 'v100'?"),
     ({"device": 5}, "device = 5: must be a name such as 'v100', a device file, a Device object or None"),
     ({"device": "v100", "precision": "fp61"}, "precision = 'fp61': must be one of fp32, tf32, fp16, bf16, fp8, "),
@@ -100,16 +100,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"strategy": ParameterServer(1)},
-        "ParameterServer: servers = 1, placement = 'own': cluster 'star-4' has only 0 machines without workers; "
+        "ParameterServer: servers = 1, placement = 'own': cluster 'star-4' has no machines without workers; "
         "use fewer servers, fewer workers, or placement 'colocated'",
     ),
     (
         {"strategy": AsyncParameterServer(3), "workers": 2},
-        "servers = 3, placement = 'own': cluster 'star-4' has only 2 machines without workers",
+        "servers = 3, placement = 'own': cluster 'star-4' has 2 machines without workers",
     ),
     (
         {"strategy": ParameterServer(5, "colocated")},
-        "cluster 'star-4' has only 4 machines with workers; use fewer servers",
+        "cluster 'star-4' has 4 machines with workers; use fewer servers",
     ),
 ]  # fmt: skip
 

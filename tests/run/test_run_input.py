@@ -350,7 +350,7 @@ def test_a_storage_is_no_machine_to_rent():
     priced = cluster(2).with_costs(price="3 USD/h")
     assert run({}, on=priced).cost_rate == pytest.approx(6.0 / 3600.0)
     assert repr(priced) == "<Cluster 'star-2': 2 workers, 2 hosts, 1 storage, 2 switches, 8 links>"
-    assert "2 hosts, 2 workers (0 GPUs), 1 storage, 1 fabric switches" in priced.summary()
+    assert "2 hosts, 2 workers (0 GPUs), 1 storage, 1 fabric switch;" in priced.summary()
 
 
 def test_a_storage_in_files_of_clusters(tmp_path):

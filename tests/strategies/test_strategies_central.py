@@ -298,7 +298,7 @@ def test_k_async_staleness(k: int) -> None:
 @pytest.mark.parametrize("strategy", [KSync(2), KAsync(3), BackupWorkers(1), SoftSync(2)], ids=lambda s: s.label)
 def test_updates_count_the_gradients_that_they_are_made_of(strategy: Strategy) -> None:
     samples = {n for _, n in run(strategy, 4, updates=50).recorder.updates}
-    assert samples == {8 * {"2-sync": 2, "3-async": 3, "1 backup workers": 3}.get(strategy.label, 2)}
+    assert samples == {8 * {"2-sync": 2, "3-async": 3, "1 backup worker": 3}.get(strategy.label, 2)}
 
 
 def test_accumulating_pushes_once_for_several_batches() -> None:

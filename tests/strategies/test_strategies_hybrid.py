@@ -53,7 +53,7 @@ def test_both_speed_ups_are_named():
     assert many.speedup == pytest.approx(15.2, abs=0.05)
     assert many.whole_batch_speedup == pytest.approx(14.6, abs=0.05)
     assert many.whole_batch_speedup == pytest.approx(many.throughput / one.throughput, rel=1e-4)
-    text = "15.2 over one worker with updates of 16 samples, 14.56 over one with all 256, efficiency 95.0 %"
+    text = "15.2 over one worker with a batch of 16, 14.56 over one with a batch of 256, efficiency 95.0 %"
     assert text in str(many)
     assert "over one worker, efficiency" in str(one)
 

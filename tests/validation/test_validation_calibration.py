@@ -191,7 +191,7 @@ def test_small_messages_only_leave_the_bandwidth_to_the_file_and_say_so():
 
 def test_ranks_that_the_cluster_has_no_room_for_are_refused():
     with pytest.raises(
-        ConfigError, match="2 ranks were measured on 1 hosts, but cluster 'office-1gbe' has only 0 hosts with"
+        ConfigError, match=r"2 ranks on 1 machine\(s\) were measured, but cluster 'office-1gbe' has 0 with"
     ):
         calibrate([row("one_way", 2, 8, 1e-5, n_hosts=1)], "office-1gbe")
 

@@ -171,7 +171,7 @@ def test_from_a_topology_to_a_page(call, tmp_path):
     for words in steps:
         code, out, error = call(*words)
         assert code == 0, (words, error)
-    assert "held out: 1 runs" in out
+    assert "held out: 1 run," in out
     assert 'versions = ["NCCL 2.18.3"]' in (tmp_path / "calibrated.toml").read_text()
     assert "resnet18" in (tmp_path / "p.html").read_text()
     code, _, error = call("calibrate", "nccl.log", "-c", "cluster.toml", "--ranks", "2")

@@ -116,7 +116,10 @@ def test_a_stream_is_the_same_everywhere():
         (lambda: Trace([]), r"Trace: values = \(\): must have at least one factor"),
         (lambda: Trace([1.0, -2.0]), r"Trace: values\[1\] = -2.0"),
         (lambda: Slowdown([], "1 s", "1 s", 2.0), "Slowdown: ranks = "),
-        (lambda: Slowdown(0, "1 m", "1 s", 2.0), "Slowdown: start: '1 m' has no unit"),
+        (
+            lambda: Slowdown(0, "1 m", "1 s", 2.0),
+            r"start: '1 m' has the unknown unit 'm' \(did you mean 'ms' or 'min'\?\)",
+        ),
         (lambda: Slowdown(0, -1.0, "1 s", 2.0), "Slowdown: start = -1.0"),
         (lambda: Slowdown(0, 1.0, 0.0, 2.0), "Slowdown: duration = 0.0"),
         (lambda: stream(-1, 0, "x"), "seed = -1"),
