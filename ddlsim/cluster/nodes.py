@@ -7,10 +7,9 @@ to which the network links (kind "nic" on switched fabrics) are attached: one pe
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
-
-import networkx as nx
 
 from ddlsim.arguments import Bandwidth, Density, Positive, checked, one_of, quantity
 from ddlsim.cluster.details import LinkDetail
@@ -19,9 +18,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.units import si
 
 if TYPE_CHECKING:
-    Graph: TypeAlias = nx.MultiDiGraph[str]
-else:
-    Graph = nx.MultiDiGraph  # the class is not generic at run time
+    import networkx as nx
 
 #: a link without details
 PLAIN_LINK = LinkDetail()
@@ -114,6 +111,68 @@ class MultiGpu:
 Interior: TypeAlias = Host | MultiGpu
 
 
+class Graph:
+    """The graph of a cluster under construction. Its interface is part of that of `networkx.MultiDiGraph`, which is slow
+    to import.
+
+    graph  attributes of the graph
+    nodes  attributes of each node
+    adj    attributes of the links by source, destination and key
+    pred   the same by destination, source and key
+    """
+
+    def __init__(self, **attributes: Any) -> None:
+        self.graph = attributes
+        self.nodes: dict[str, dict[str, Any]] = {}
+        self.adj: dict[str, dict[str, dict[int, dict[str, Any]]]] = {}
+        self.pred: dict[str, dict[str, dict[int, dict[str, Any]]]] = {}
+
+    def __contains__(self, node: str) -> bool:
+        return node in self.nodes
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def is_directed(self) -> bool:
+        return True
+
+    def is_multigraph(self) -> bool:
+        return True
+
+    def add_node(self, node: str, **attributes: Any) -> None:
+        if node not in self.nodes:
+            self.nodes[node], self.adj[node], self.pred[node] = {}, {}, {}
+        self.nodes[node].update(attributes)
+
+    def add_edge(self, u: str, v: str, key: int | None = None, **attributes: Any) -> None:
+        links = self.adj[u].setdefault(v, {})
+        self.pred[v][u] = links
+        if key is None:
+            key = next(number for number in itertools.count(len(links)) if number not in links)
+        links.setdefault(key, {}).update(attributes)
+
+    def has_edge(self, u: str, v: str) -> bool:
+        return v in self.adj[u]
+
+    def number_of_edges(self) -> int:
+        return sum(len(links) for ends in self.adj.values() for links in ends.values())
+
+    def edges(self, *, keys: bool = True, data: bool = True) -> Iterator[tuple[str, str, int, dict[str, Any]]]:
+        """Yield (source, destination, key, attributes) of all links, by source in the order of the nodes."""
+        for u, ends in self.adj.items():
+            for v, links in ends.items():
+                for key, attributes in links.items():
+                    yield u, v, key, attributes
+
+    def to_networkx(self) -> nx.MultiDiGraph[str]:
+        import networkx as nx
+
+        graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(**self.graph)
+        graph.add_nodes_from(self.nodes.items())
+        graph.add_edges_from(self.edges())
+        return graph
+
+
 def connect(
     graph: Graph,
     a: str,
@@ -136,7 +195,7 @@ def connect(
     key = None
     if shared:  # the same key in both directions connects them
         data["shared"] = True
-        key = max(graph.number_of_edges(a, b), graph.number_of_edges(b, a))
+        key = max(len(graph.adj[u].get(v, ())) for u, v in ((a, b), (b, a)))
     graph.add_edge(a, b, key, bandwidth=bandwidth, **data)
     graph.add_edge(b, a, key, bandwidth=bandwidth if reverse_bandwidth is None else reverse_bandwidth, **data)
 
