@@ -8,7 +8,7 @@ from typing import Annotated
 from ddlsim.arguments import Count, Seed, checked, number
 from ddlsim.streams import stream
 
-#: distance of a box plot's whiskers (quartiles +- 1.5 times their distance), in standard deviations of a normal: 8 times
+#: distance of a box plot's whiskers (quartiles +- 1.5 times their distance) in standard deviations of a normal: 8 times
 #: its upper quartile
 WHISKERS = 8.0 * 0.6744897501960817
 #: spread of the times of equal parts between whiskers

@@ -15,13 +15,11 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ddlsim import plain
 from ddlsim.arguments import Count, Density, Rule, checked, integer, one_of, quantity
 from ddlsim.bundled import relative_name
-from ddlsim.cluster import calibration_table
-from ddlsim.cluster.calibration_table import CalibrationTable
 from ddlsim.cluster.cluster import Cluster
 from ddlsim.cluster.details import IDEAL, TRANSPORT_KEYS, LinkDetailSettings, with_detail
 from ddlsim.cluster.generators import GENERATORS
@@ -35,6 +33,9 @@ from ddlsim.output_files import replacing, write_text
 from ddlsim.plain import parse_value
 from ddlsim.schema import PLAIN, Source, to_toml
 from ddlsim.units import quantity_text
+
+if TYPE_CHECKING:
+    from ddlsim.cluster.calibration_table import CalibrationTable
 
 # ---------------------------------------------------------------- TOML tables
 
@@ -411,7 +412,11 @@ def _read_toml(stem: str, text: str, settings: Sequence[str]) -> Cluster:
         detail = dataclasses.asdict(link.detail("link: "))
         cluster = with_detail(cluster, **detail, kinds=link.kinds)
         cluster = dataclasses.replace(cluster, sources=(*cluster.sources, *([link.source] if link.source else [])))
-    return cluster if file.calibration is None else calibration_table.apply(cluster, file.calibration)
+    if file.calibration is None:
+        return cluster
+    from ddlsim.cluster import calibration_table
+
+    return calibration_table.apply(cluster, file.calibration)
 
 
 def _add_explicit(graph: Graph, file: ClusterFile) -> list[str | None]:

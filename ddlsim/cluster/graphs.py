@@ -233,24 +233,32 @@ def _node_columns(graph: nx.Graph[Any] | Graph, where: str) -> dict[str, Any]:
 
 def _link_columns(graph: nx.Graph[Any] | Graph, index: dict[Hashable, int], where: str) -> dict[str, Any]:
     ends: list[tuple[int, int, int]] = []
-    edges: list[EdgeAttributes] = []
-    details: list[LinkDetail] = []
+    rows: list[tuple[EdgeAttributes, LinkDetail]] = []
     channels: dict[Hashable, int] = {}
     checked: dict[Hashable, tuple[EdgeAttributes, LinkDetail]] = {}
+    shared: dict[int, tuple[EdgeAttributes, LinkDetail]] = {}  # by the identity of the attributes
     listed = sorted(_directed_links(graph, where), key=lambda link: index[link[0]])
     for number, (u, v, key, data) in enumerate(listed):
-        edge, detail = _once(checked, data, _checked_link, f"{where}: edge {u!r} -> {v!r}")
-        pair: Hashable = (frozenset((u, v)), key) if edge.shared else number
+        row = shared.get(id(data))
+        if row is None:
+            row = shared[id(data)] = _once(checked, data, _checked_link, f"{where}: edge {u!r} -> {v!r}")
+        pair: Hashable = (frozenset((u, v)), key) if row[0].shared else number
         ends.append((index[u], index[v], channels.setdefault(pair, len(channels))))
-        edges.append(edge)
-        details.append(detail)
+        rows.append(row)
     src, dst, channel = (column.copy() for column in np.array(ends, dtype=np.int64).reshape(-1, 3).T)
-    _check_shared(channel.tolist(), edges, listed, where)
-    names = ("bandwidth", "efficiency", "latency")
-    columns = {f"link_{name}": np.array([getattr(edge, name) for edge in edges], dtype=np.float64) for name in names}
-    kinds = tuple(edge.kind or "link" for edge in edges)
-    ends_of = {"link_src": src, "link_dst": dst, "link_channel": channel}
-    return {**ends_of, "link_kind": kinds, **columns, "details": collected(details)}
+    _check_shared(channel.tolist(), [edge for edge, _ in rows], listed, where)
+    numbers = {id(row): (row[0].bandwidth, row[0].efficiency, row[0].latency) for row in checked.values()}
+    columns = np.array([numbers[id(row)] for row in rows], dtype=np.float64).reshape(-1, 3).T
+    return {
+        "link_src": src,
+        "link_dst": dst,
+        "link_channel": channel,
+        "link_kind": tuple(edge.kind or "link" for edge, _ in rows),
+        **dict(
+            zip(("link_bandwidth", "link_efficiency", "link_latency"), (each.copy() for each in columns), strict=True)
+        ),
+        "details": collected([detail for _, detail in rows]),
+    }
 
 
 def _once(known: dict[Hashable, T], data: Attributes, check: Callable[[Attributes, str], T], place: str) -> T:
@@ -288,6 +296,8 @@ def _check_shared(channels: list[int], edges: list[EdgeAttributes], listed: list
     """Raise ConfigError if the two directions of a half-duplex link differ in shared attributes."""
     first: dict[int, EdgeAttributes] = {}
     for number, edge, (u, v, _, _) in zip(channels, edges, listed, strict=True):
+        if not edge.shared:
+            continue
         other = first.setdefault(number, edge)
         one, two = ((each.bandwidth, each.efficiency, each.kind or "link") for each in (edge, other))
         if one != two:

@@ -6,6 +6,7 @@ to which the network links (kind "nic" on switched fabrics) are attached: one pe
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -112,7 +113,7 @@ Interior: TypeAlias = Host | MultiGpu
 
 
 class Graph:
-    """The graph of a cluster under construction. Its interface is part of that of `networkx.MultiDiGraph`, which is slow
+    """The graph of a cluster under construction, with a part of the interface of `networkx.MultiDiGraph`, which is slow
     to import.
 
     graph  attributes of the graph
@@ -145,11 +146,18 @@ class Graph:
         self.nodes[node].update(attributes)
 
     def add_edge(self, u: str, v: str, key: int | None = None, **attributes: Any) -> None:
-        links = self.adj[u].setdefault(v, {})
-        self.pred[v][u] = links
+        self.add_link(u, v, key, attributes)
+
+    def add_link(self, u: str, v: str, key: int | None, attributes: dict[str, Any]) -> None:
+        """Add a link, or change the attributes of the one with this key. Links may share their `attributes`."""
+        links = self.adj[u].get(v)
+        if links is None:
+            links = self.adj[u][v] = self.pred[v][u] = {}
         if key is None:
-            key = next(number for number in itertools.count(len(links)) if number not in links)
-        links.setdefault(key, {}).update(attributes)
+            key = len(links)
+            while key in links:
+                key += 1
+        links[key] = {**links[key], **attributes} if key in links else attributes
 
     def has_edge(self, u: str, v: str) -> bool:
         return v in self.adj[u]
@@ -187,17 +195,26 @@ def connect(
     detail: LinkDetail = PLAIN_LINK,
 ) -> None:
     """Add the links a -> b and b -> a; `shared` makes them half duplex."""
-    data: dict[str, Any] = {"latency": latency, "kind": kind}
-    if efficiency != 1:
-        data["efficiency"] = efficiency
-    if detail is not PLAIN_LINK:
-        data.update(detail.written())
     key = None
     if shared:  # the same key in both directions connects them
-        data["shared"] = True
         key = max(len(graph.adj[u].get(v, ())) for u, v in ((a, b), (b, a)))
-    graph.add_edge(a, b, key, bandwidth=bandwidth, **data)
-    graph.add_edge(b, a, key, bandwidth=bandwidth if reverse_bandwidth is None else reverse_bandwidth, **data)
+    more = kind, latency, efficiency, shared, None if detail is PLAIN_LINK else detail
+    graph.add_link(a, b, key, _link_attributes(bandwidth, *more))
+    graph.add_link(b, a, key, _link_attributes(bandwidth if reverse_bandwidth is None else reverse_bandwidth, *more))
+
+
+@functools.lru_cache(maxsize=256, typed=True)
+def _link_attributes(
+    bandwidth: float, kind: str, latency: float, efficiency: float, shared: bool, detail: LinkDetail | None
+) -> dict[str, Any]:
+    data: dict[str, Any] = {"bandwidth": bandwidth, "latency": latency, "kind": kind}
+    if efficiency != 1:
+        data["efficiency"] = efficiency
+    if detail is not None:
+        data.update(detail.written())
+    if shared:
+        data["shared"] = True
+    return data
 
 
 def add_host(graph: Graph, name: str, interior: Interior) -> list[str]:

@@ -115,7 +115,7 @@ def check_split(model: Model, tensor: int) -> None:
 
 def split_error(model: Model, tensor: int) -> tuple[str, str]:
     """Return why `tensor` ranks cannot split a model, and a number of ranks that can; both empty if they can."""
-    for layer, role in zip(model.layers, roles(model.layers), strict=True):
+    for layer, role in zip(model.layers, model.roles, strict=True):
         if tensor > 1 and layer.type == "mixture_of_experts":
             layers = f"layers of type {layer.type!r}, such as {layer.name} of {model.name},"
             return f"tensor = {tensor}: {layers} cannot be split over tensor-parallel ranks", "use tensor=1"
