@@ -87,6 +87,7 @@ def bus_bandwidth(cluster: Cluster, n_ranks: Count, places: tuple[int, ...] | No
     return min(inside, outside), hardware
 
 
+@functools.lru_cache(maxsize=1024)
 def _buses(cluster: Cluster, places: tuple[int, ...]) -> tuple[float, float, str]:
     """Return the bandwidth inside and between machines (bytes/s, inf without such links) and the interconnect inside.
 
