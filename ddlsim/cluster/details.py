@@ -25,6 +25,7 @@ from ddlsim.arguments import (
     number,
     one_of,
     quantity,
+    settings,
     takes_fields_of,
     validated_by,
 )
@@ -252,7 +253,7 @@ _Spread = Annotated[float | Spread, "the variation of a Spread, 0 to 1, or a ddl
 
 
 @checked
-@dataclass(frozen=True, kw_only=True)
+@settings
 class LinkDetailSettings:
     """Link details as written in files and by users: sizes are bytes or text such as "66 B", `flow_rate` is bytes/s or
     "5 Gbit/s".
@@ -320,7 +321,7 @@ class LinkDetailSettings:
         return LinkDetail(**told)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class _DetailArguments(LinkDetailSettings):
     cluster: Cluster = field(kw_only=False)
     kinds: Collection[str] | None = None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ddlsim import plain
-from ddlsim.arguments import Count, Density, Rule, checked, integer, one_of, quantity
+from ddlsim.arguments import Count, Density, Rule, checked, integer, one_of, quantity, settings
 from ddlsim.bundled import relative_name
 from ddlsim.cluster.cluster import Cluster
 from ddlsim.cluster.details import IDEAL, TRANSPORT_KEYS, LinkDetailSettings, with_detail
@@ -76,7 +76,7 @@ class SwitchTable(Numbered):
 
 
 @checked
-@dataclass(frozen=True, kw_only=True)
+@settings
 class AllLinksTable(LinkDetailSettings):
     """`[link]`: details of all links of the given `kinds` (default: all links between hosts)."""
 
@@ -85,7 +85,7 @@ class AllLinksTable(LinkDetailSettings):
 
 
 @checked
-@dataclass(frozen=True, kw_only=True)
+@settings
 class StorageTable(Storage):
     """`[[storage]]`: a storage for data sets and checkpoints, connected to `at` (default: the only switch)."""
 
@@ -93,7 +93,7 @@ class StorageTable(Storage):
 
 
 @checked
-@dataclass(frozen=True, kw_only=True)
+@settings
 class LinkTable(LinkDetailSettings):
     """`[[links]]`: links between two names; `*` in a name makes one link per match."""
 

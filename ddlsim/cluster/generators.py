@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeAlias, TypeVar
 
-from ddlsim.arguments import Bandwidth, Density, Positive, integer, takes_fields_of
+from ddlsim.arguments import Bandwidth, Density, Positive, integer, settings, takes_fields_of
 from ddlsim.cluster.nodes import Graph, Host, Interior, Latency, add_host, connect, size_of
 from ddlsim.cluster.quantity import MAX_NODES, Places, Quantity, check_size
 from ddlsim.errors import ConfigError, shown
@@ -27,7 +27,8 @@ from ddlsim.units import si
 if TYPE_CHECKING:
     import networkx as nx
 
-P, W = ParamSpec("P"), TypeVar("W")
+P = ParamSpec("P")
+W = TypeVar("W")
 
 #: nodes of a machine to which its NICs are attached
 Ports: TypeAlias = list[str]
@@ -51,7 +52,7 @@ class Link:
         connect(graph, a, b, kind, **vars(self))
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class _Fabric:
     """Parameters of all generators (see the top of this module)."""
 
@@ -70,7 +71,7 @@ class _Fabric:
         return 1 if isinstance(self.host, Host) else self.host.n_nics
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class _Plain(_Fabric):
     """Machines whose links may differ by direction or be half-duplex."""
 
@@ -87,7 +88,7 @@ class _Plain(_Fabric):
         return replace(super().link, reverse_bandwidth=reverse, shared=self.shared)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class _Trunked(_Fabric):
     """Machines connected by several switches."""
 
@@ -95,7 +96,7 @@ class _Trunked(_Fabric):
     trunk_latency: Latency | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class _Oversubscribed(_Trunked):
     oversubscription: Positive = 1.0
 
@@ -242,7 +243,7 @@ def fully_connected(wanted: _Plain) -> Graph:
     return _direct("fully-connected", [n], wanted, itertools.combinations(range(n), 2), n * (n - 1) // 2)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class _Torus(_Fabric):
     sizes: Sequence[Places] = field(kw_only=False)
     slices: Places = 1
@@ -284,7 +285,7 @@ def torus(wanted: _Torus) -> Graph:
     return graph
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class _Cube(_Fabric):
     n_dims: Places = field(kw_only=False)
 
@@ -328,7 +329,7 @@ def star(wanted: _Plain) -> Graph:
     return graph
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class _LeafSpine(_Oversubscribed):
     n_leaves: Places = field(kw_only=False)
     hosts_per_leaf: Places = field(kw_only=False)
@@ -376,7 +377,7 @@ def leaf_spine(wanted: _LeafSpine) -> Graph:
     return graph
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class _FatTree(_Trunked):
     k: Annotated[int, integer(2, MAX_NODES)] = field(kw_only=False)
     routing: str = "d-mod-k"
@@ -415,7 +416,7 @@ def fat_tree(wanted: _FatTree) -> Graph:
     return graph
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class _Racks(_Oversubscribed):
     n_racks: Places = field(kw_only=False)
     hosts_per_rack: Places = field(kw_only=False)
@@ -451,7 +452,7 @@ def racks(wanted: _Racks) -> Graph:
     return graph
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class _TwoRacks(_Oversubscribed):
     hosts_per_rack: Places = field(kw_only=False)
 
@@ -467,7 +468,7 @@ def two_racks(wanted: _TwoRacks) -> Graph:
     return GENERATORS["racks"](2, **vars(wanted))
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class _Dragonfly(_Fabric):
     n_groups: Places = field(kw_only=False)
     group_shape: Sequence[Places] = field(kw_only=False)

@@ -24,12 +24,11 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import numpy as np
 
-from ddlsim.arguments import Density, Positive, Rule, checked, one_of, quantity
+from ddlsim.arguments import Density, Positive, Rule, checked, one_of, quantity, settings
 from ddlsim.cluster.cluster import Cluster
 from ddlsim.cluster.details import LinkDetail, LinkDetailSettings, collected
 from ddlsim.cluster.nodes import Graph
@@ -51,7 +50,7 @@ _Price = Annotated[float, quantity("price", zero=True, si=True)]
 
 
 @checked
-@dataclass(frozen=True, kw_only=True)
+@settings
 class NodeAttributes:
     """The attributes of a node, in SI units."""
 
@@ -70,7 +69,7 @@ class NodeAttributes:
 
 
 @checked
-@dataclass(frozen=True, kw_only=True)
+@settings
 class EdgeAttributes(LinkDetailSettings):
     """The attributes of an edge."""
 
@@ -118,8 +117,10 @@ def _texts(value: object, where: str) -> tuple[str, ...]:
 
 def _directed_links(graph: nx.Graph[Any] | Graph, where: str) -> Iterator[_Link]:
     """Yield the directed links; an undirected edge makes two."""
-    if graph.is_multigraph():
-        edges = list(graph.edges(keys=True, data=True))
+    if isinstance(graph, Graph):
+        edges: list[_Link] = list(graph.edges())
+    elif graph.is_multigraph():
+        edges = list(cast("nx.MultiGraph[Any]", graph).edges(keys=True, data=True))
     else:
         edges = [(u, v, 0, data) for u, v, data in graph.edges(data=True)]
     for u, v, key, data in edges:

@@ -137,15 +137,12 @@ class Graph:
     def is_directed(self) -> bool:
         return True
 
-    def is_multigraph(self) -> bool:
-        return True
-
-    def add_node(self, node: str, **attributes: Any) -> None:
+    def add_node(self, node: str, /, **attributes: Any) -> None:
         if node not in self.nodes:
             self.nodes[node], self.adj[node], self.pred[node] = {}, {}, {}
         self.nodes[node].update(attributes)
 
-    def add_edge(self, u: str, v: str, key: int | None = None, **attributes: Any) -> None:
+    def add_edge(self, u: str, v: str, key: int | None = None, /, **attributes: Any) -> None:
         self.add_link(u, v, key, attributes)
 
     def add_link(self, u: str, v: str, key: int | None, attributes: dict[str, Any]) -> None:
@@ -165,7 +162,7 @@ class Graph:
     def number_of_edges(self) -> int:
         return sum(len(links) for ends in self.adj.values() for links in ends.values())
 
-    def edges(self, *, keys: bool = True, data: bool = True) -> Iterator[tuple[str, str, int, dict[str, Any]]]:
+    def edges(self) -> Iterator[tuple[str, str, int, dict[str, Any]]]:
         """Yield (source, destination, key, attributes) of all links, by source in the order of the nodes."""
         for u, ends in self.adj.items():
             for v, links in ends.items():
@@ -177,7 +174,8 @@ class Graph:
 
         graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(**self.graph)
         graph.add_nodes_from(self.nodes.items())
-        graph.add_edges_from(self.edges())
+        for u, v, key, attributes in self.edges():
+            graph.add_edge(u, v, key, **attributes)
         return graph
 
 

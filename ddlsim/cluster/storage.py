@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
-from ddlsim.arguments import Bandwidth, Count, Positive, checked, quantity
+from ddlsim.arguments import Bandwidth, Count, Positive, checked, quantity, settings
 from ddlsim.cluster.catalogue import load_cluster
 from ddlsim.cluster.cluster import Cluster, ClusterLike
 from ddlsim.cluster.details import DETAIL_KEYS, LinkDetail
@@ -33,7 +33,7 @@ _Latency = Annotated[float | str, quantity("time", "10 us", zero=True)]
 
 
 @checked
-@dataclass(frozen=True, kw_only=True)
+@settings
 class Storage:
     """A storage to be added to a cluster: the arguments of :func:`with_storage`."""
 
