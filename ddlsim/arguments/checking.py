@@ -128,12 +128,11 @@ def _guarded(function: T, made: type | None) -> T:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,))
 def settings(kind: type[K]) -> type[K]:
-    """Make a class a frozen dataclass of keyword arguments.
+    """Make a class a checked, frozen dataclass of keyword arguments.
 
-    Its instances only carry arguments, so they are not compared and need no representation: these methods would make
-    most of the time that creating the class takes.
+    Its instances cannot be compared and have no representation, which would take longer to create than the class.
     """
-    return dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)(kind)
+    return checked(dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)(kind))
 
 
 P = ParamSpec("P")

@@ -252,7 +252,6 @@ def _variation(value: object, where: str) -> object:
 _Spread = Annotated[float | Spread, "the variation of a Spread, 0 to 1, or a ddlsim.Spread()", validated_by(_variation)]
 
 
-@checked
 @settings
 class LinkDetailSettings:
     """Link details as written in files and by users: sizes are bytes or text such as "66 B", `flow_rate` is bytes/s or

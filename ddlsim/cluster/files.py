@@ -75,7 +75,6 @@ class SwitchTable(Numbered):
     source: str | None = None
 
 
-@checked
 @settings
 class AllLinksTable(LinkDetailSettings):
     """`[link]`: details of all links of the given `kinds` (default: all links between hosts)."""
@@ -84,7 +83,6 @@ class AllLinksTable(LinkDetailSettings):
     source: str | None = None
 
 
-@checked
 @settings
 class StorageTable(Storage):
     """`[[storage]]`: a storage for data sets and checkpoints, connected to `at` (default: the only switch)."""
@@ -92,7 +90,6 @@ class StorageTable(Storage):
     source: str | None = None
 
 
-@checked
 @settings
 class LinkTable(LinkDetailSettings):
     """`[[links]]`: links between two names; `*` in a name makes one link per match."""

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import numpy as np
 
-from ddlsim.arguments import Density, Positive, Rule, checked, one_of, quantity, settings
+from ddlsim.arguments import Density, Positive, Rule, one_of, quantity, settings
 from ddlsim.cluster.cluster import Cluster
 from ddlsim.cluster.details import LinkDetail, LinkDetailSettings, collected
 from ddlsim.cluster.nodes import Graph
@@ -49,7 +49,6 @@ _Time = Annotated[float, quantity("time", zero=True, si=True)]
 _Price = Annotated[float, quantity("price", zero=True, si=True)]
 
 
-@checked
 @settings
 class NodeAttributes:
     """The attributes of a node, in SI units."""
@@ -68,7 +67,6 @@ class NodeAttributes:
     reduces: bool = False
 
 
-@checked
 @settings
 class EdgeAttributes(LinkDetailSettings):
     """The attributes of an edge."""
@@ -117,6 +115,7 @@ def _texts(value: object, where: str) -> tuple[str, ...]:
 
 def _directed_links(graph: nx.Graph[Any] | Graph, where: str) -> Iterator[_Link]:
     """Yield the directed links; an undirected edge makes two."""
+    directed = isinstance(graph, Graph) or graph.is_directed()
     if isinstance(graph, Graph):
         edges: list[_Link] = list(graph.edges())
     elif graph.is_multigraph():
@@ -128,7 +127,7 @@ def _directed_links(graph: nx.Graph[Any] | Graph, where: str) -> Iterator[_Link]
             raise ConfigError(f"{where}: edge {u!r} - {v!r} connects a node to itself; remove the edge")
         if "reverse_bandwidth" in data:
             remedy = f"set bandwidth on the edge {v!r} -> {u!r}"
-            if not graph.is_directed():
+            if not directed:
                 remedy = (
                     "an undirected graph does not store the direction of edges; use a directed graph with two edges"
                 )
@@ -137,7 +136,7 @@ def _directed_links(graph: nx.Graph[Any] | Graph, where: str) -> Iterator[_Link]
                 f"supported; {remedy}"
             )
         yield u, v, key, data
-        if not graph.is_directed():
+        if not directed:
             yield v, u, key, data
 
 

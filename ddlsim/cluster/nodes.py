@@ -134,9 +134,6 @@ class Graph:
     def __len__(self) -> int:
         return len(self.nodes)
 
-    def is_directed(self) -> bool:
-        return True
-
     def add_node(self, node: str, /, **attributes: Any) -> None:
         if node not in self.nodes:
             self.nodes[node], self.adj[node], self.pred[node] = {}, {}, {}
@@ -155,9 +152,6 @@ class Graph:
             while key in links:
                 key += 1
         links[key] = {**links[key], **attributes} if key in links else attributes
-
-    def has_edge(self, u: str, v: str) -> bool:
-        return v in self.adj[u]
 
     def number_of_edges(self) -> int:
         return sum(len(links) for ends in self.adj.values() for links in ends.values())

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _Latency = Annotated[float | str, quantity("time", "10 us", zero=True)]
 
 
-@checked
 @settings
 class Storage:
     """A storage to be added to a cluster: the arguments of :func:`with_storage`."""

@@ -325,15 +325,9 @@ def lower_memory_parallel(
             changes = {name: value for name, value in more.items() if value != vars(strategy)[name]}
             far = sizes.distance(wanted) + AGAIN[recompute] - _cost(strategy) + SHARED[1] * ("sharded" in changes)
             ways.append((round(far, 9), held, sizes, recompute, {**sizes.unlike(wanted), **changes}))
-    nearest = sorted(ways, key=lambda way: way[0]) if named else []
-    yield from _changed(
-        strategy,
-        (
-            changes
-            for _, held, sizes, recompute, changes in nearest
-            if held <= room and held + (kept(sizes, recompute) if fills else 0.0) <= room
-        ),
-    )
+    for _, held, sizes, recompute, changes in sorted(ways, key=lambda way: way[0]) if named else []:
+        if held <= room and held + (kept(sizes, recompute) if fills else 0.0) <= room:
+            yield from _changed(strategy, [changes])
 
 
 def _changed(strategy: T, ways: Iterable[dict[str, object]]) -> Iterator[tuple[T, Changes]]:

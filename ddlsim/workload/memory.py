@@ -79,20 +79,14 @@ def _n_shards(layer: Layer, role: str, tensor: int, sequence: bool) -> int:
 
 
 def _kept_inputs(
-    layers: Sequence[Layer],
-    kinds: Sequence[str],
-    nbytes: list[float],
-    precision: str,
-    tensor: int,
-    sequence: bool,
-    stack: Stack,
+    layers: Sequence[Layer], nbytes: list[float], precision: str, tensor: int, sequence: bool, stack: Stack
 ) -> None:
     """Adjust the bytes that layers keep to how a stack keeps the inputs of matrix products.
 
     ``keeps_low_precision_inputs``: in 8 bits, in addition to 16-bit copies that attention and ReLU keep.
     ``keeps_gathered``: as gathered from a tensor group with sequence parallelism, instead of gathering them again.
     """
-    element, inside = ELEMENT_NBYTES[precision], np.zeros(len(layers), dtype=np.bool_)
+    kinds, element, inside = roles(layers), ELEMENT_NBYTES[precision], np.zeros(len(layers), dtype=np.bool_)
     for first, end in blocks(layers):
         inside[first:end] = True
     low = (
@@ -123,14 +117,14 @@ def kept_nbytes(
     (as in the paper). "full" recomputes transformer layers from their inputs, "segments" segments of layers
     (:func:`segments`).
     """
-    scores, kinds = not flash and recompute != "selective", roles(layers)
+    scores = not flash and recompute != "selective"
     nbytes = [
         layer_nbytes(layer, precision, role, tensor, sequence=sequence, scores=scores)
-        for layer, role in zip(layers, kinds, strict=True)
+        for layer, role in zip(layers, roles(layers), strict=True)
     ]
     element = ELEMENT_NBYTES[precision]
     if stack is not None:
-        _kept_inputs(layers, kinds, nbytes, precision, tensor, sequence, stack)
+        _kept_inputs(layers, nbytes, precision, tensor, sequence, stack)
     if recompute == "operators":
         unread = stack is not None and stack.keeps_unused_outputs
         return _operators_nbytes(layers, nbytes, element, tensor, sequence=sequence, unread=unread)
