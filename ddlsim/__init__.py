@@ -9,11 +9,10 @@ Names are loaded when first used, so that importing ddlsim is cheap.
 
 import importlib
 import importlib.util
-import sys
 
 import lazy_loader
 
-from ddlsim.garbage import let_age, postponed
+from ddlsim.garbage import postponed
 
 __version__ = "0.1.0"
 
@@ -21,17 +20,9 @@ _load, _, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __all__ = [*__all__, "__version__"]
 
 
+@postponed()
 def __getattr__(name: str) -> object:
     """Load a public name, or a package such as ``ddlsim.planner``, on first use."""
-    n_modules = len(sys.modules)
-    with postponed():
-        value = _loaded(name)
-        if len(sys.modules) > n_modules:
-            let_age()
-    return value
-
-
-def _loaded(name: str) -> object:
     if name not in __all__ and not name.startswith("_") and importlib.util.find_spec(f"ddlsim.{name}"):
         return importlib.import_module(f"ddlsim.{name}")
     if name not in __all__ and not name.startswith("_"):

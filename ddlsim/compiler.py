@@ -18,7 +18,6 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from ddlsim.compile_messages import teller
 from ddlsim.machine_code import REMEDY, Store, is_supported, load, source_stamp, writable_folder
 
 #: files with kernels, in groups: a change of one file invalidates the compiled kernels of its group
@@ -65,6 +64,8 @@ else:
         """Return whether compiled code can be stored."""
         folder, lasting = writable_folder()
         if not lasting:
+            from ddlsim.compile_messages import teller  # imports multiprocessing
+
             teller.remark = f"no folder for compiled code is writable; {REMEDY}"
         return folder is not None
 

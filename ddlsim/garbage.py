@@ -3,6 +3,7 @@
 import atexit
 import gc
 import io
+import itertools
 import sys
 import types
 from collections.abc import Iterator
@@ -11,12 +12,17 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def postponed() -> Iterator[None]:
-    """Disable garbage collection within the context, or during calls of the decorated function."""
-    collecting = gc.isenabled()
+    """Disable garbage collection within the context, or during calls of the decorated function.
+
+    If modules were imported in the meantime, all objects move to the oldest generation, because most of them remain.
+    """
+    collecting, n_modules = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
         yield
     finally:
+        if len(sys.modules) > n_modules:
+            let_age()
         if collecting:
             gc.enable()
 
@@ -32,10 +38,12 @@ def _skip_last_collections() -> None:
     """Let Python exit without traversing all objects, unless finalizers may do more than free memory (open files)."""
     objects = gc.get_objects()
     with suppress(Exception):  # an application's classes may not be hashable, and its streams may have no buffer
-        kinds = {kind for kind in set(map(type, objects)) if hasattr(kind, "__del__") and not _only_frees(kind)}
+        types = list(map(type, objects))
+        kinds = {kind for kind in set(types) if hasattr(kind, "__del__") and not _only_frees(kind)}
         streams = [stream for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__) if stream is not None]
         known = {id(each) for one in streams for each in (one, one.buffer, getattr(one.buffer, "raw", None))}
-        if all(id(one) in known or _has_ended(one) for one in objects if type(one) in kinds):
+        finalized = itertools.compress(objects, map(kinds.__contains__, types))
+        if all(id(one) in known or _has_ended(one) for one in finalized):
             gc.freeze()
 
 

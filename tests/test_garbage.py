@@ -79,3 +79,22 @@ def test_python_exits_silently_with_unusual_objects(code):
 )
 def test_finalizers_of_objects_in_cycles_run(code):
     assert output(textwrap.dedent(code) + "kept.append(kept)\n") == "finalized\n"
+
+
+def test_objects_of_imported_modules_move_to_the_oldest_generation():
+    """Only if modules were imported: what else was made in the meantime is collected as usual."""
+    code = """
+        import gc
+        gc.collect()
+        kept = []
+
+        @ddlsim.garbage.postponed()
+        def made(module):
+            __import__(module)
+            kept.append([])
+            return any(each is kept[-1] for each in gc.get_objects(generation=0))
+
+        print(made("sys"), any(each is kept[-1] for each in gc.get_objects(generation=0)), gc.isenabled())
+        print(made("wave"), any(each is kept[-1] for each in gc.get_objects(generation=2)), gc.isenabled())
+    """
+    assert output(code) == "True True True\nTrue True True\n"

@@ -34,10 +34,15 @@ def test_help_loads_nothing_heavy():
 
 
 def test_a_plain_run_loads_no_tables_and_no_pictures():
-    """So that it is said within two seconds what limits a run; numba and networkx are needed."""
+    """So that it is said within two seconds what limits a run; numba is needed where kernels are not machine code."""
     heavy = {"pandas", "pyarrow", "matplotlib", "jinja2", "ddlsim.validation", "ddlsim.planner", "ddlsim.study"}
     run = "r = ddlsim.simulate('office-1gbe', 'lenet5', workers=4, steps=2); r.sensitivities(); str(r)"
     assert not heavy & loaded_after(f"import ddlsim; {run}")
+
+
+def test_the_first_run_loads_only_what_it_needs():
+    heavy = {"networkx", "multiprocessing", "ddlsim.data.named", "ddlsim.compression.sparse", "ddlsim.plan.chakra"}
+    assert not heavy & loaded_after("import ddlsim; ddlsim.simulate('office-1gbe', 'lenet5', workers=4, steps=2)")
 
 
 def test_every_public_name_exists_and_is_documented():

@@ -25,8 +25,11 @@ Constraints between arguments are checked in ``__post_init__``. Strings with uni
 from typing import Annotated
 
 from ddlsim.arguments.annotations import several as several
-from ddlsim.arguments.checking import checked as checked
-from ddlsim.arguments.checking import takes_fields_of as takes_fields_of
+from ddlsim.arguments.checking import (
+    checked as checked,
+    settings as settings,
+    takes_fields_of as takes_fields_of,
+)
 from ddlsim.arguments.rules import (
     Rule as Rule,
     validated_by as validated_by,

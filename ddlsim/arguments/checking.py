@@ -7,13 +7,14 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, dataclass_transform
 
 from ddlsim.arguments.annotations import checked_items, rule_of
 from ddlsim.arguments.rules import Rule
 from ddlsim.errors import ConfigError, listed, unknown_name
 
 T = TypeVar("T", bound=Callable[..., Any])
+K = TypeVar("K")
 _EMPTY = inspect.Parameter.empty
 _PLAIN, _NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 _SEVERAL, _MORE = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
@@ -123,6 +124,15 @@ def _guarded(function: T, made: type | None) -> T:
         return function(*kept, **named)
 
     return call  # type: ignore[return-value]
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,))
+def settings(kind: type[K]) -> type[K]:
+    """Make a class a checked, frozen dataclass of keyword arguments.
+
+    Its instances cannot be compared and have no representation, which would take longer to create than the class.
+    """
+    return checked(dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)(kind))
 
 
 P = ParamSpec("P")

@@ -503,7 +503,7 @@ class Cluster:
         """Convert the cluster to a networkx graph. :meth:`from_graph` is the inverse."""
         from ddlsim.cluster.graphs import to_graph
 
-        return to_graph(self)
+        return to_graph(self).to_networkx()
 
     @classmethod
     @checked

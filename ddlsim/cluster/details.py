@@ -6,6 +6,7 @@ The network engine applies them (docs/models/tcp.md and docs/models/transport.md
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from ddlsim.arguments import (
     number,
     one_of,
     quantity,
+    settings,
     takes_fields_of,
     validated_by,
 )
@@ -209,7 +211,8 @@ class LinkDetails:
     def has_effects(self) -> bool:
         """Whether any link behaves differently from an ideal link; merely naming a transport does not count."""
         told = self.flow_rate + self.window + self.rendezvous > 0.0
-        transported = told | ~self.unordered | np.char.startswith(self.transport, "tcp-")
+        in_order = np.isin(self.transport, [name for name in PROTOCOLS if name.startswith("tcp-")])
+        transported = told | ~self.unordered | in_order
         shaped = (self.frame_header + self.burst + self.reverse_load > 0.0) | (self.sharing == "fifo")
         return bool((shaped | (self.transport != "") & transported).any())
 
@@ -249,8 +252,7 @@ def _variation(value: object, where: str) -> object:
 _Spread = Annotated[float | Spread, "the variation of a Spread, 0 to 1, or a ddlsim.Spread()", validated_by(_variation)]
 
 
-@checked
-@dataclass(frozen=True, kw_only=True)
+@settings
 class LinkDetailSettings:
     """Link details as written in files and by users: sizes are bytes or text such as "66 B", `flow_rate` is bytes/s or
     "5 Gbit/s".
@@ -318,7 +320,7 @@ class LinkDetailSettings:
         return LinkDetail(**told)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class _DetailArguments(LinkDetailSettings):
     cluster: Cluster = field(kw_only=False)
     kinds: Collection[str] | None = None
@@ -403,12 +405,11 @@ def reverse_links(cluster: Cluster) -> Ints:
 
     Parallel links are matched in order.
     """
-    waiting: dict[tuple[int, int], list[int]] = {}
-    ends = list(zip(cluster.link_src.tolist(), cluster.link_dst.tolist(), strict=True))
-    for link, pair in enumerate(ends):
-        waiting.setdefault(pair, []).append(link)
+    ends, back = (u * cluster.n_nodes + v for u, v in itertools.permutations((cluster.link_src, cluster.link_dst)))
+    order = np.argsort(ends, kind="stable")
+    ends, back, links = ends[order], back[order], np.arange(cluster.n_links)
+    place = np.searchsorted(ends, back) + links - np.searchsorted(ends, ends)
+    found = np.flatnonzero(np.append(ends, -1)[np.minimum(place, cluster.n_links)] == back)
     reverse = np.full(cluster.n_links, -1, dtype=np.int64)
-    for (u, v), links in waiting.items():
-        for link, back in zip(links, waiting.get((v, u), []), strict=False):
-            reverse[link] = back
+    reverse[order[found]] = order[place[found]]
     return reverse

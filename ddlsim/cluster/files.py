@@ -15,15 +15,11 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
-
-import networkx as nx
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ddlsim import plain
-from ddlsim.arguments import Count, Density, Rule, checked, integer, one_of, quantity
+from ddlsim.arguments import Count, Density, Rule, checked, integer, one_of, quantity, settings
 from ddlsim.bundled import relative_name
-from ddlsim.cluster import calibration_table
-from ddlsim.cluster.calibration_table import CalibrationTable
 from ddlsim.cluster.cluster import Cluster
 from ddlsim.cluster.details import IDEAL, TRANSPORT_KEYS, LinkDetailSettings, with_detail
 from ddlsim.cluster.generators import GENERATORS
@@ -37,6 +33,9 @@ from ddlsim.output_files import replacing, write_text
 from ddlsim.plain import parse_value
 from ddlsim.schema import PLAIN, Source, to_toml
 from ddlsim.units import quantity_text
+
+if TYPE_CHECKING:
+    from ddlsim.cluster.calibration_table import CalibrationTable
 
 # ---------------------------------------------------------------- TOML tables
 
@@ -76,8 +75,7 @@ class SwitchTable(Numbered):
     source: str | None = None
 
 
-@checked
-@dataclass(frozen=True, kw_only=True)
+@settings
 class AllLinksTable(LinkDetailSettings):
     """`[link]`: details of all links of the given `kinds` (default: all links between hosts)."""
 
@@ -85,16 +83,14 @@ class AllLinksTable(LinkDetailSettings):
     source: str | None = None
 
 
-@checked
-@dataclass(frozen=True, kw_only=True)
+@settings
 class StorageTable(Storage):
     """`[[storage]]`: a storage for data sets and checkpoints, connected to `at` (default: the only switch)."""
 
     source: str | None = None
 
 
-@checked
-@dataclass(frozen=True, kw_only=True)
+@settings
 class LinkTable(LinkDetailSettings):
     """`[[links]]`: links between two names; `*` in a name makes one link per match."""
 
@@ -309,10 +305,13 @@ def write_cluster(cluster: Cluster, path: Path) -> None:
 
     The file names device files relative to its own folder.
     """
-    graph = to_graph(in_folder(cluster, path.parent))
     if path.suffix == ".toml":
-        write_text(path, cluster_toml(graph, cluster.name, cluster.calibration))
-    elif path.suffix == ".json":
+        write_text(path, cluster_toml(cluster, path.parent, cluster.calibration))
+        return
+    import networkx as nx
+
+    graph = in_folder(cluster, path.parent).to_graph()
+    if path.suffix == ".json":
         data = nx.node_link_data(graph, edges="edges")
         write_text(path, json.dumps(data, indent=1))
     elif path.suffix == ".graphml":
@@ -323,14 +322,15 @@ def write_cluster(cluster: Cluster, path: Path) -> None:
         raise ConfigError(f"{path}: cannot write {path.suffix!r} files; use .toml, .json or .graphml")
 
 
-def cluster_toml(graph: Graph, name: str, calibration: CalibrationTable | None) -> str:
-    """Return the graph of a cluster as TOML, which :func:`read_cluster` reads as the same cluster.
+def cluster_toml(cluster: Cluster, folder: Path, calibration: CalibrationTable | None = None) -> str:
+    """Return a cluster as TOML of a file in `folder`, which :func:`read_cluster` reads as the same cluster.
 
     Nodes and edges with equal attributes share a table if this preserves the order of nodes and of each node's links.
     """
+    graph = to_graph(in_folder(cluster, folder))
     about = {key: graph.graph[key] for key in ("title", "sources", "notes", "routing", "grid") if key in graph.graph}
-    table: dict[str, Any] = {"name": name, "nodes": [], "edges": [], "routes": []} | about
-    for data, nodes in _runs((_without_own_host(node, data), node) for node, data in graph.nodes(data=True)):
+    table: dict[str, Any] = {"name": cluster.name, "nodes": [], "edges": [], "routes": []} | about
+    for data, nodes in _runs((_without_own_host(node, data), node) for node, data in graph.nodes.items()):
         table["nodes"].append({"names": nodes, **_in_units(data)})
     for data, links in _alike(graph):
         keys = {"keys": [key for _, _, key in links]} if data.get("shared") else {}  # identifies the opposite direction
@@ -362,10 +362,11 @@ def _runs(pairs: Iterable[tuple[dict[str, Any], Any]]) -> Iterator[tuple[dict[st
 def _alike(graph: Graph) -> list[tuple[dict[str, Any], list[tuple[str, str, int | None]]]]:
     """Return (attributes, links that have them), in an order that preserves the order of each node's links."""
     tables: dict[tuple[int, str], tuple[dict[str, Any], list[tuple[str, str, int | None]]]] = {}
-    for node in graph:
+    for a, ends in graph.adj.items():
         links = (
             (data, (a, b, key if data.get("shared") else None))
-            for a, b, key, data in graph.out_edges(node, keys=True, data=True)
+            for b, keyed in ends.items()
+            for key, data in keyed.items()
         )
         for turn, (data, run) in enumerate(_runs(links)):
             tables.setdefault((turn, repr(data)), (data, []))[1].extend(run)
@@ -380,7 +381,7 @@ def _read_toml(stem: str, text: str, settings: Sequence[str]) -> Cluster:
         graph, generator_sources = generate(file.generator, host)
         sources += generator_sources + host_sources
     else:
-        graph = nx.MultiDiGraph()
+        graph = Graph()
         _add_nodes(graph, file.nodes)
         sources += _add_explicit(graph, file)
         _add_edges(graph, file.edges)
@@ -408,7 +409,11 @@ def _read_toml(stem: str, text: str, settings: Sequence[str]) -> Cluster:
         detail = dataclasses.asdict(link.detail("link: "))
         cluster = with_detail(cluster, **detail, kinds=link.kinds)
         cluster = dataclasses.replace(cluster, sources=(*cluster.sources, *([link.source] if link.source else [])))
-    return cluster if file.calibration is None else calibration_table.apply(cluster, file.calibration)
+    if file.calibration is None:
+        return cluster
+    from ddlsim.cluster import calibration_table
+
+    return calibration_table.apply(cluster, file.calibration)
 
 
 def _add_explicit(graph: Graph, file: ClusterFile) -> list[str | None]:
@@ -511,6 +516,8 @@ def _add_links(graph: Graph, ports: dict[str, list[str]], link: LinkTable, place
 
 
 def _read_json(stem: str, text: str) -> Cluster:
+    import networkx as nx
+
     data: Any = plain.parse_json(text)
     edges = next((key for key in ("edges", "links") if isinstance(data, dict) and key in data), None)
     if edges is None or not isinstance(data.get("nodes"), list) or not isinstance(data[edges], list):
@@ -551,6 +558,7 @@ def _check_references(nodes: list[Any], ends: list[Any]) -> None:
 def _read_graphml(stem: str, text: str) -> Cluster:
     from xml.etree.ElementTree import ParseError
 
+    import networkx as nx
     from defusedxml import DefusedXmlException
     from defusedxml.ElementTree import fromstring
 

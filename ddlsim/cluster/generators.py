@@ -11,19 +11,24 @@ Every generator raises :class:`ddlsim.errors.ConfigError` for an invalid number;
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeAlias, TypeVar
 
-import networkx as nx
-
-from ddlsim.arguments import Bandwidth, Density, Positive, integer, takes_fields_of
+from ddlsim.arguments import Bandwidth, Density, Positive, integer, settings, takes_fields_of
 from ddlsim.cluster.nodes import Graph, Host, Interior, Latency, add_host, connect, size_of
 from ddlsim.cluster.quantity import MAX_NODES, Places, Quantity, check_size
 from ddlsim.errors import ConfigError, shown
 from ddlsim.units import si
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+P = ParamSpec("P")
+W = TypeVar("W")
 
 #: nodes of a machine to which its NICs are attached
 Ports: TypeAlias = list[str]
@@ -47,7 +52,7 @@ class Link:
         connect(graph, a, b, kind, **vars(self))
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class _Fabric:
     """Parameters of all generators (see the top of this module)."""
 
@@ -66,7 +71,7 @@ class _Fabric:
         return 1 if isinstance(self.host, Host) else self.host.n_nics
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class _Plain(_Fabric):
     """Machines whose links may differ by direction or be half-duplex."""
 
@@ -83,7 +88,7 @@ class _Plain(_Fabric):
         return replace(super().link, reverse_bandwidth=reverse, shared=self.shared)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class _Trunked(_Fabric):
     """Machines connected by several switches."""
 
@@ -91,7 +96,7 @@ class _Trunked(_Fabric):
     trunk_latency: Latency | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class _Oversubscribed(_Trunked):
     oversubscription: Positive = 1.0
 
@@ -123,13 +128,34 @@ def start(
     """
     nodes, links = size_of(host)
     check_size(n_hosts * nodes + n_switches, n_hosts * links + n_links, f"{kind} of {n_hosts} machines")
-    graph: Graph = nx.MultiDiGraph(name=f"{kind}-{n_hosts}", routing=routing)
+    graph = Graph(name=f"{kind}-{n_hosts}", routing=routing)
     return graph, [add_host(graph, f"h{i}", host) for i in range(n_hosts)]
 
 
 def add_switch(graph: Graph, name: str) -> str:
     graph.add_node(name, kind="switch")
     return name
+
+
+#: `type` of `[generator]` in cluster files -> function that builds the graph
+GENERATORS: dict[str, Callable[..., Graph]] = {}
+
+
+def _generator(kind: Callable[P, W]) -> Callable[[Callable[[W], Graph]], Callable[P, nx.MultiDiGraph[str]]]:
+    """Decorate a function of an instance of the dataclass `kind`: it takes the fields as arguments, and returns a
+    networkx graph. In `GENERATORS`, it returns the :class:`Graph`."""
+
+    def decorate(build: Callable[[W], Graph]) -> Callable[P, nx.MultiDiGraph[str]]:
+        built = takes_fields_of(kind)(build)
+        GENERATORS[build.__name__.replace("_", "-")] = built
+
+        @functools.wraps(built)
+        def generate(*args: P.args, **kwargs: P.kwargs) -> nx.MultiDiGraph[str]:
+            return built(*args, **kwargs).to_networkx()
+
+        return generate
+
+    return decorate
 
 
 # ---------------------------------------------------------------- direct networks
@@ -181,7 +207,7 @@ def _grid_pairs(sizes: Sequence[Places]) -> Iterator[tuple[int, int]]:
                 yield node, node - place * stride
 
 
-@takes_fields_of(_Plain)
+@_generator(_Plain)
 def ring(wanted: _Plain) -> Graph:
     """Build a ring of machines: each is linked to two neighbours and forwards messages for other machines.
 
@@ -195,7 +221,7 @@ def ring(wanted: _Plain) -> Graph:
     return _direct("ring", [wanted.n_hosts], wanted)
 
 
-@takes_fields_of(_Plain)
+@_generator(_Plain)
 def line(wanted: _Plain) -> Graph:
     """Build a line of machines: each is linked to its neighbours and forwards messages for other machines.
 
@@ -205,7 +231,7 @@ def line(wanted: _Plain) -> Graph:
     return _direct("line", [n], wanted, itertools.pairwise(range(n)), n - 1)
 
 
-@takes_fields_of(_Plain)
+@_generator(_Plain)
 def fully_connected(wanted: _Plain) -> Graph:
     """Build a network with a direct link between every pair of machines.
 
@@ -217,7 +243,7 @@ def fully_connected(wanted: _Plain) -> Graph:
     return _direct("fully-connected", [n], wanted, itertools.combinations(range(n), 2), n * (n - 1) // 2)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class _Torus(_Fabric):
     sizes: Sequence[Places] = field(kw_only=False)
     slices: Places = 1
@@ -225,7 +251,7 @@ class _Torus(_Fabric):
     nic_latency: Latency | None = None
 
 
-@takes_fields_of(_Torus)
+@_generator(_Torus)
 def torus(wanted: _Torus) -> Graph:
     """Build a torus of machines, numbered in row-major order.
 
@@ -252,19 +278,19 @@ def torus(wanted: _Torus) -> Graph:
     pairs = ((a + i * places, b + i * places) for i in range(n_slices) for a, b in _grid_pairs(sizes))
     graph = _direct("torus", [n_slices, *sizes], wanted, pairs, n_pairs)
     graph.graph |= {"grid": [n_slices, *sizes], "routing": "dimension-order"}
-    machines = list(graph)
+    machines = list(graph.nodes)
     switch, nic = add_switch(graph, "switch"), trunk_of(wanted.link, wanted.nic_bandwidth, wanted.nic_latency)
     for machine in machines:
         nic.join(graph, machine, switch, "nic")
     return graph
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class _Cube(_Fabric):
     n_dims: Places = field(kw_only=False)
 
 
-@takes_fields_of(_Cube)
+@_generator(_Cube)
 def hypercube(wanted: _Cube) -> Graph:
     """Build a hypercube of 2 ** n_dims machines, with links between machines whose numbers differ in exactly one bit.
 
@@ -284,7 +310,7 @@ def hypercube(wanted: _Cube) -> Graph:
 # ---------------------------------------------------------------- switched networks
 
 
-@takes_fields_of(_Plain)
+@_generator(_Plain)
 def star(wanted: _Plain) -> Graph:
     """Build a star network: all machines are connected to one non-blocking switch.
 
@@ -303,7 +329,7 @@ def star(wanted: _Plain) -> Graph:
     return graph
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class _LeafSpine(_Oversubscribed):
     n_leaves: Places = field(kw_only=False)
     hosts_per_leaf: Places = field(kw_only=False)
@@ -312,7 +338,7 @@ class _LeafSpine(_Oversubscribed):
     routing: str = "d-mod-k"
 
 
-@takes_fields_of(_LeafSpine)
+@_generator(_LeafSpine)
 def leaf_spine(wanted: _LeafSpine) -> Graph:
     """Build a two-level Clos network: every leaf switch has a trunk to every spine switch.
 
@@ -351,13 +377,13 @@ def leaf_spine(wanted: _LeafSpine) -> Graph:
     return graph
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class _FatTree(_Trunked):
     k: Annotated[int, integer(2, MAX_NODES)] = field(kw_only=False)
     routing: str = "d-mod-k"
 
 
-@takes_fields_of(_FatTree)
+@_generator(_FatTree)
 def fat_tree(wanted: _FatTree) -> Graph:
     """Build the k-ary fat tree of Al-Fares, Loukissas and Vahdat (SIGCOMM 2008) with k**3 / 4 machines.
 
@@ -390,13 +416,13 @@ def fat_tree(wanted: _FatTree) -> Graph:
     return graph
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class _Racks(_Oversubscribed):
     n_racks: Places = field(kw_only=False)
     hosts_per_rack: Places = field(kw_only=False)
 
 
-@takes_fields_of(_Racks)
+@_generator(_Racks)
 def racks(wanted: _Racks) -> Graph:
     """Build a network of racks, each with one switch and a trunk that connects this switch to a core switch.
 
@@ -426,12 +452,12 @@ def racks(wanted: _Racks) -> Graph:
     return graph
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class _TwoRacks(_Oversubscribed):
     hosts_per_rack: Places = field(kw_only=False)
 
 
-@takes_fields_of(_TwoRacks)
+@_generator(_TwoRacks)
 def two_racks(wanted: _TwoRacks) -> Graph:
     """Build two racks, each with one switch, and a trunk that connects the two switches.
 
@@ -439,10 +465,10 @@ def two_racks(wanted: _TwoRacks) -> Graph:
 
     The other arguments are described in :func:`racks`.
     """
-    return racks(2, **vars(wanted))
+    return GENERATORS["racks"](2, **vars(wanted))
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class _Dragonfly(_Fabric):
     n_groups: Places = field(kw_only=False)
     group_shape: Sequence[Places] = field(kw_only=False)
@@ -457,7 +483,7 @@ class _Dragonfly(_Fabric):
     routing: str = "ecmp"
 
 
-@takes_fields_of(_Dragonfly)
+@_generator(_Dragonfly)
 def dragonfly(wanted: _Dragonfly) -> Graph:
     """Build a dragonfly with minimal routing (Kim, Dally, Scott and Abts, ISCA 2008).
 
@@ -524,9 +550,3 @@ def _join_group(graph: Graph, routers: list[str], shape: list[int], cables: list
         for i in range(len(routers)):
             for j in range(i + stride, i + (size - i // stride % size) * stride, stride):
                 wide.join(graph, routers[i], routers[j], "trunk")
-
-
-_DIRECT = (ring, line, fully_connected, torus, hypercube)
-_SWITCHED = (star, leaf_spine, fat_tree, racks, two_racks, dragonfly)
-#: `type` of `[generator]` in cluster files -> the function
-GENERATORS: dict[str, Callable[..., Graph]] = {each.__name__.replace("_", "-"): each for each in (*_DIRECT, *_SWITCHED)}

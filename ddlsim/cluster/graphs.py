@@ -23,18 +23,20 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
-import networkx as nx
 import numpy as np
 
-from ddlsim.arguments import Density, Positive, Rule, checked, one_of, quantity
+from ddlsim.arguments import Density, Positive, Rule, one_of, quantity, settings
 from ddlsim.cluster.cluster import Cluster
 from ddlsim.cluster.details import LinkDetail, LinkDetailSettings, collected
+from ddlsim.cluster.nodes import Graph
 from ddlsim.cluster.routing import check_policy, widest_links
 from ddlsim.errors import ConfigError, shown, unknown_name
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 T = TypeVar("T")
 GRAPH_KEYS = {"name", "title", "sources", "notes", "routing", "grid", "routes"}
@@ -47,8 +49,7 @@ _Time = Annotated[float, quantity("time", zero=True, si=True)]
 _Price = Annotated[float, quantity("price", zero=True, si=True)]
 
 
-@checked
-@dataclass(frozen=True, kw_only=True)
+@settings
 class NodeAttributes:
     """The attributes of a node, in SI units."""
 
@@ -66,8 +67,7 @@ class NodeAttributes:
     reduces: bool = False
 
 
-@checked
-@dataclass(frozen=True, kw_only=True)
+@settings
 class EdgeAttributes(LinkDetailSettings):
     """The attributes of an edge."""
 
@@ -113,10 +113,13 @@ def _texts(value: object, where: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _directed_links(graph: nx.Graph[Any], where: str) -> Iterator[_Link]:
+def _directed_links(graph: nx.Graph[Any] | Graph, where: str) -> Iterator[_Link]:
     """Yield the directed links; an undirected edge makes two."""
-    if isinstance(graph, nx.MultiGraph):
-        edges = list(graph.edges(keys=True, data=True))
+    directed = isinstance(graph, Graph) or graph.is_directed()
+    if isinstance(graph, Graph):
+        edges: list[_Link] = list(graph.edges())
+    elif graph.is_multigraph():
+        edges = list(cast("nx.MultiGraph[Any]", graph).edges(keys=True, data=True))
     else:
         edges = [(u, v, 0, data) for u, v, data in graph.edges(data=True)]
     for u, v, key, data in edges:
@@ -124,7 +127,7 @@ def _directed_links(graph: nx.Graph[Any], where: str) -> Iterator[_Link]:
             raise ConfigError(f"{where}: edge {u!r} - {v!r} connects a node to itself; remove the edge")
         if "reverse_bandwidth" in data:
             remedy = f"set bandwidth on the edge {v!r} -> {u!r}"
-            if not graph.is_directed():
+            if not directed:
                 remedy = (
                     "an undirected graph does not store the direction of edges; use a directed graph with two edges"
                 )
@@ -133,12 +136,12 @@ def _directed_links(graph: nx.Graph[Any], where: str) -> Iterator[_Link]:
                 f"supported; {remedy}"
             )
         yield u, v, key, data
-        if not graph.is_directed():
+        if not directed:
             yield v, u, key, data
 
 
-def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
-    """Return the :class:`Cluster` of a networkx (multi)(di)graph; the module's docstring lists the attributes.
+def from_graph(graph: nx.Graph[Any] | Graph, name: str | None = None) -> Cluster:
+    """Return the :class:`Cluster` of a (multi)(di)graph; the module's docstring lists the attributes.
 
     Links are numbered by source node, in graph order. Raises :class:`ConfigError` naming the node or edge, the
     attribute and the remedy.
@@ -146,7 +149,7 @@ def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
     name = str(name or graph.graph.get("name") or "graph")
     where = f"cluster {name!r}"
     _reject_unknown(graph.graph, GRAPH_KEYS | _FOREIGN_GRAPH_KEYS, where)
-    if not graph.number_of_nodes():
+    if not len(graph):
         raise ConfigError(f"{where}: the graph has no nodes; add at least one host")
     index: dict[Hashable, int] = {node: i for i, node in enumerate(graph.nodes)}
     names = tuple(str(node) for node in index)
@@ -184,20 +187,18 @@ def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
     return _with_fixed_routes(cluster, graph.graph.get("routes", ()), where)
 
 
-def _node_columns(graph: nx.Graph[Any], where: str) -> dict[str, Any]:
+def _node_columns(graph: nx.Graph[Any] | Graph, where: str) -> dict[str, Any]:
     """Return the arrays of nodes and machines; those that no node sets are omitted."""
     nodes: list[NodeAttributes] = []
     host_of: list[int] = []
     hosts: dict[str, int] = {}
     prices: dict[int, float] = {}
-    for name, data in graph.nodes(data=True):
+    checked: dict[Hashable, NodeAttributes] = {}
+    for name, data in graph.nodes.items():
         place = f"{where}: node {str(name)!r}"
-        _reject_unknown(data, NODE_KEYS, place)
-        node = _checked(NodeAttributes, data, place)
-        for key, (what, kinds) in _ONLY_OF.items():
-            if node.kind not in kinds and getattr(node, key) is not None and getattr(node, key) is not False:
-                raise ConfigError(f"{place}: {key} applies only to {what}; remove {key}")
-        host = str(name) if node.host is None and node.kind != "switch" else node.host
+        host = data.get("host")
+        node = _once(checked, {**data, "host": ""} if isinstance(host, str) else data, _checked_node, place)
+        host = str(name) if host is None and node.kind != "switch" else host
         host_of.append(-1 if host is None else hosts.setdefault(host, len(hosts)))
         nodes.append(node)
         if node.price is not None and prices.setdefault(host_of[-1], node.price) != node.price:
@@ -230,33 +231,55 @@ def _node_columns(graph: nx.Graph[Any], where: str) -> dict[str, Any]:
     }
 
 
-def _link_columns(graph: nx.Graph[Any], index: dict[Hashable, int], where: str) -> dict[str, Any]:
+def _link_columns(graph: nx.Graph[Any] | Graph, index: dict[Hashable, int], where: str) -> dict[str, Any]:
     ends: list[tuple[int, int, int]] = []
-    edges: list[EdgeAttributes] = []
-    details: list[LinkDetail] = []
+    rows: list[tuple[EdgeAttributes, LinkDetail]] = []
     channels: dict[Hashable, int] = {}
-    checked: dict[Hashable, tuple[EdgeAttributes, LinkDetail]] = {}  # most links of a cluster have equal attributes
+    checked: dict[Hashable, tuple[EdgeAttributes, LinkDetail]] = {}
+    shared: dict[int, tuple[EdgeAttributes, LinkDetail]] = {}  # by the identity of the attributes
     listed = sorted(_directed_links(graph, where), key=lambda link: index[link[0]])
     for number, (u, v, key, data) in enumerate(listed):
-        alike: Hashable = (*data.items(), *map(type, data.values()))
-        try:
-            row = checked.get(alike)
-        except TypeError:  # unhashable, such as a list; an error in the check
-            row = None
+        row = shared.get(id(data))
         if row is None:
-            row = checked[alike] = _checked_link(data, f"{where}: edge {u!r} -> {v!r}")
-        edge, detail = row
-        pair: Hashable = (frozenset((u, v)), key) if edge.shared else number
+            row = shared[id(data)] = _once(checked, data, _checked_link, f"{where}: edge {u!r} -> {v!r}")
+        pair: Hashable = (frozenset((u, v)), key) if row[0].shared else number
         ends.append((index[u], index[v], channels.setdefault(pair, len(channels))))
-        edges.append(edge)
-        details.append(detail)
+        rows.append(row)
     src, dst, channel = (column.copy() for column in np.array(ends, dtype=np.int64).reshape(-1, 3).T)
-    _check_shared(channel.tolist(), edges, listed, where)
-    names = ("bandwidth", "efficiency", "latency")
-    columns = {f"link_{name}": np.array([getattr(edge, name) for edge in edges], dtype=np.float64) for name in names}
-    kinds = tuple(edge.kind or "link" for edge in edges)
-    ends_of = {"link_src": src, "link_dst": dst, "link_channel": channel}
-    return {**ends_of, "link_kind": kinds, **columns, "details": collected(details)}
+    _check_shared(channel.tolist(), [edge for edge, _ in rows], listed, where)
+    numbers = {id(row): (row[0].bandwidth, row[0].efficiency, row[0].latency) for row in checked.values()}
+    columns = np.array([numbers[id(row)] for row in rows], dtype=np.float64).reshape(-1, 3).T
+    return {
+        "link_src": src,
+        "link_dst": dst,
+        "link_channel": channel,
+        "link_kind": tuple(edge.kind or "link" for edge, _ in rows),
+        **dict(
+            zip(("link_bandwidth", "link_efficiency", "link_latency"), (each.copy() for each in columns), strict=True)
+        ),
+        "details": collected([detail for _, detail in rows]),
+    }
+
+
+def _once(known: dict[Hashable, T], data: Attributes, check: Callable[[Attributes, str], T], place: str) -> T:
+    """Return the checked attributes; those equal to earlier ones, as of most nodes and links, are not checked again."""
+    alike: Hashable = (*data.items(), *map(type, data.values()))
+    try:
+        found = known.get(alike)
+    except TypeError:  # unhashable, such as a list; an error in the check
+        found = None
+    if found is None:
+        found = known[alike] = check(data, place)
+    return found
+
+
+def _checked_node(data: Attributes, place: str) -> NodeAttributes:
+    _reject_unknown(data, NODE_KEYS, place)
+    node = _checked(NodeAttributes, data, place)
+    for key, (what, kinds) in _ONLY_OF.items():
+        if node.kind not in kinds and getattr(node, key) is not None and getattr(node, key) is not False:
+            raise ConfigError(f"{place}: {key} applies only to {what}; remove {key}")
+    return node
 
 
 def _checked_link(data: Attributes, place: str) -> tuple[EdgeAttributes, LinkDetail]:
@@ -273,6 +296,8 @@ def _check_shared(channels: list[int], edges: list[EdgeAttributes], listed: list
     """Raise ConfigError if the two directions of a half-duplex link differ in shared attributes."""
     first: dict[int, EdgeAttributes] = {}
     for number, edge, (u, v, _, _) in zip(channels, edges, listed, strict=True):
+        if not edge.shared:
+            continue
         other = first.setdefault(number, edge)
         one, two = ((each.bandwidth, each.efficiency, each.kind or "link") for each in (edge, other))
         if one != two:
@@ -308,9 +333,9 @@ def _with_fixed_routes(cluster: Cluster, routes: object, where: str) -> Cluster:
     return dataclasses.replace(cluster, fixed_routes=fixed)
 
 
-def to_graph(cluster: Cluster) -> nx.MultiDiGraph[str]:
-    """Return the cluster as a MultiDiGraph with the attributes that :func:`from_graph` reads."""
-    graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=cluster.name, routing=cluster.routing)
+def to_graph(cluster: Cluster) -> Graph:
+    """Return the cluster as a graph with the attributes that :func:`from_graph` reads."""
+    graph = Graph(name=cluster.name, routing=cluster.routing)
     names, ends, fixed = cluster.node_names, cluster.link_dst, cluster.fixed_routes
     extras: Attributes = {
         "title": cluster.title,

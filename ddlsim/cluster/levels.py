@@ -114,8 +114,9 @@ def _partitions(cluster: Cluster) -> list[Ints]:
     if cluster.grid and math.prod(cluster.grid) == len(homes):
         return [machine, *_dimensions(cluster, machine, homes, cluster.workers[first])]
     partitions = [machine]
-    speed = np.stack([-cluster.nominal_capacity[cluster.link_channel], cluster.link_latency])
-    rank = np.unique(speed, axis=1, return_inverse=True)[1].ravel()
+    speed = np.stack([cluster.link_latency, -cluster.nominal_capacity[cluster.link_channel]])
+    order, rank = np.lexsort(speed), np.zeros(cluster.n_links, dtype=np.int64)
+    rank[order[1:]] = np.cumsum((np.diff(speed[:, order]) != 0.0).any(axis=0))
     while True:
         group = partitions[-1]
         a, b = group[cluster.link_src], group[cluster.link_dst]

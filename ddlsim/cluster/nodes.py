@@ -6,11 +6,11 @@ to which the network links (kind "nic" on switched fabrics) are attached: one pe
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
-
-import networkx as nx
 
 from ddlsim.arguments import Bandwidth, Density, Positive, checked, one_of, quantity
 from ddlsim.cluster.details import LinkDetail
@@ -19,9 +19,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.units import si
 
 if TYPE_CHECKING:
-    Graph: TypeAlias = nx.MultiDiGraph[str]
-else:
-    Graph = nx.MultiDiGraph  # the class is not generic at run time
+    import networkx as nx
 
 #: a link without details
 PLAIN_LINK = LinkDetail()
@@ -114,6 +112,67 @@ class MultiGpu:
 Interior: TypeAlias = Host | MultiGpu
 
 
+class Graph:
+    """The graph of a cluster under construction, with a part of the interface of `networkx.MultiDiGraph`, which is slow
+    to import.
+
+    graph  attributes of the graph
+    nodes  attributes of each node
+    adj    attributes of the links by source, destination and key
+    pred   the same by destination, source and key
+    """
+
+    def __init__(self, **attributes: Any) -> None:
+        self.graph = attributes
+        self.nodes: dict[str, dict[str, Any]] = {}
+        self.adj: dict[str, dict[str, dict[int, dict[str, Any]]]] = {}
+        self.pred: dict[str, dict[str, dict[int, dict[str, Any]]]] = {}
+
+    def __contains__(self, node: str) -> bool:
+        return node in self.nodes
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def add_node(self, node: str, /, **attributes: Any) -> None:
+        if node not in self.nodes:
+            self.nodes[node], self.adj[node], self.pred[node] = {}, {}, {}
+        self.nodes[node].update(attributes)
+
+    def add_edge(self, u: str, v: str, key: int | None = None, /, **attributes: Any) -> None:
+        self.add_link(u, v, key, attributes)
+
+    def add_link(self, u: str, v: str, key: int | None, attributes: dict[str, Any]) -> None:
+        """Add a link, or change the attributes of the one with this key. Links may share their `attributes`."""
+        links = self.adj[u].get(v)
+        if links is None:
+            links = self.adj[u][v] = self.pred[v][u] = {}
+        if key is None:
+            key = len(links)
+            while key in links:
+                key += 1
+        links[key] = {**links[key], **attributes} if key in links else attributes
+
+    def number_of_edges(self) -> int:
+        return sum(len(links) for ends in self.adj.values() for links in ends.values())
+
+    def edges(self) -> Iterator[tuple[str, str, int, dict[str, Any]]]:
+        """Yield (source, destination, key, attributes) of all links, by source in the order of the nodes."""
+        for u, ends in self.adj.items():
+            for v, links in ends.items():
+                for key, attributes in links.items():
+                    yield u, v, key, attributes
+
+    def to_networkx(self) -> nx.MultiDiGraph[str]:
+        import networkx as nx
+
+        graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(**self.graph)
+        graph.add_nodes_from(self.nodes.items())
+        for u, v, key, attributes in self.edges():
+            graph.add_edge(u, v, key, **attributes)
+        return graph
+
+
 def connect(
     graph: Graph,
     a: str,
@@ -128,17 +187,26 @@ def connect(
     detail: LinkDetail = PLAIN_LINK,
 ) -> None:
     """Add the links a -> b and b -> a; `shared` makes them half duplex."""
-    data: dict[str, Any] = {"latency": latency, "kind": kind}
-    if efficiency != 1:
-        data["efficiency"] = efficiency
-    if detail is not PLAIN_LINK:
-        data.update(detail.written())
     key = None
     if shared:  # the same key in both directions connects them
+        key = max(len(graph.adj[u].get(v, ())) for u, v in ((a, b), (b, a)))
+    more = kind, latency, efficiency, shared, None if detail is PLAIN_LINK else detail
+    graph.add_link(a, b, key, _link_attributes(bandwidth, *more))
+    graph.add_link(b, a, key, _link_attributes(bandwidth if reverse_bandwidth is None else reverse_bandwidth, *more))
+
+
+@functools.lru_cache(maxsize=256, typed=True)
+def _link_attributes(
+    bandwidth: float, kind: str, latency: float, efficiency: float, shared: bool, detail: LinkDetail | None
+) -> dict[str, Any]:
+    data: dict[str, Any] = {"bandwidth": bandwidth, "latency": latency, "kind": kind}
+    if efficiency != 1:
+        data["efficiency"] = efficiency
+    if detail is not None:
+        data.update(detail.written())
+    if shared:
         data["shared"] = True
-        key = max(graph.number_of_edges(a, b), graph.number_of_edges(b, a))
-    graph.add_edge(a, b, key, bandwidth=bandwidth, **data)
-    graph.add_edge(b, a, key, bandwidth=bandwidth if reverse_bandwidth is None else reverse_bandwidth, **data)
+    return data
 
 
 def add_host(graph: Graph, name: str, interior: Interior) -> list[str]:

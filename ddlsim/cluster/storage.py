@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
-from ddlsim.arguments import Bandwidth, Count, Positive, checked, quantity
+from ddlsim.arguments import Bandwidth, Count, Positive, checked, quantity, settings
 from ddlsim.cluster.catalogue import load_cluster
 from ddlsim.cluster.cluster import Cluster, ClusterLike
 from ddlsim.cluster.details import DETAIL_KEYS, LinkDetail
+from ddlsim.cluster.graphs import from_graph, to_graph
 from ddlsim.cluster.nodes import PLAIN_LINK, Graph, connect
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.readable import size
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
 _Latency = Annotated[float | str, quantity("time", "10 us", zero=True)]
 
 
-@checked
-@dataclass(frozen=True, kw_only=True)
+@settings
 class Storage:
     """A storage to be added to a cluster: the arguments of :func:`with_storage`."""
 
@@ -81,7 +81,7 @@ def _place(graph: Graph, at: str | None, where: str) -> str:
         if at not in graph:
             raise unknown_name("node", at, map(str, graph.nodes), f"{where}: at")
         return at
-    switches = [name for name, data in graph.nodes(data=True) if data.get("kind") == "switch" and "host" not in data]
+    switches = [name for name, data in graph.nodes.items() if data.get("kind") == "switch" and "host" not in data]
     if len(switches) != 1:
         some = ", ".join(switches[:4]) or "none"
         raise ConfigError(
@@ -93,8 +93,9 @@ def _place(graph: Graph, at: str | None, where: str) -> str:
 
 def _usual_link(graph: Graph, at: str) -> tuple[Mapping[str, Any] | None, LinkDetail]:
     """Return the attributes and details of the first link from a machine to a node; None if there is none."""
-    for port, _, data in graph.in_edges(at, data=True):
+    for port, links in graph.pred[at].items():
         if graph.nodes[port].get("kind") != "switch" or "host" in graph.nodes[port]:
+            data = next(iter(links.values()))
             told = {name: data[name] for name in DETAIL_KEYS if name in data}
             return data, LinkDetail(**told) if told else PLAIN_LINK
     return None, PLAIN_LINK
@@ -124,10 +125,9 @@ def with_storage(
     storage = Storage(
         name=name, at=at, read=read, write=write, operations=operations, bandwidth=bandwidth, latency=latency
     )
-    graph = loaded.to_graph()
+    graph = to_graph(loaded)
     add_storage(graph, storage, "with_storage")
-    made = Cluster.from_graph(graph)
-    return dataclasses.replace(made, calibration=loaded.calibration)
+    return dataclasses.replace(from_graph(graph), calibration=loaded.calibration)
 
 
 @checked

@@ -45,7 +45,7 @@ def _default_algorithm(cluster: Cluster, nodes: tuple[int, ...], kind: str) -> s
         places = axes(cluster, nodes)
         if places is not None and places.ndim > 1:
             return "torus"
-    if kind == "all_reduce" and levels(cluster, nodes).are_several and len(members(cluster, at)) == len(at):
+    if kind == "all_reduce" and len(members(cluster, at)) == len(at) and levels(cluster, nodes).are_several:
         ring, by_levels = (build(name, len(at), where=(cluster, nodes)) for name in ("ring", "hierarchical"))
         if _link_seconds(cluster, at, by_levels) < _link_seconds(cluster, at, ring) * (1.0 - 1e-9):
             return "hierarchical"

@@ -76,10 +76,13 @@ def bound_arguments(function: Collective) -> dict[str, object]:
     return dict(function.keywords) if isinstance(function, functools.partial) else {}
 
 
+_signature = functools.lru_cache(maxsize=256)(inspect.signature)
+
+
 def parameters_of(function: Collective) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of a collective algorithm. Raises ConfigError if it is not a Python function."""
     try:
-        return inspect.signature(function).parameters
+        return _signature(function).parameters
     except (TypeError, ValueError):  # for some functions written in C
         raise _no_collective(function, "its signature cannot be determined") from None
 
@@ -87,7 +90,7 @@ def parameters_of(function: Collective) -> Mapping[str, inspect.Parameter]:
 def called(function: Collective, n_ranks: int, **more: object) -> Schedule:
     """Return the schedule built by a custom function. Raises ConfigError if the call fails or returns no schedule."""
     try:
-        inspect.signature(function).bind(n_ranks, **more)
+        _signature(function).bind(n_ranks, **more)
     except TypeError as error:
         raise _no_collective(function, str(error)) from None
     schedule = function(n_ranks, **more)

@@ -87,6 +87,7 @@ def bus_bandwidth(cluster: Cluster, n_ranks: Count, places: tuple[int, ...] | No
     return min(inside, outside), hardware
 
 
+@functools.lru_cache(maxsize=1024)
 def _buses(cluster: Cluster, places: tuple[int, ...]) -> tuple[float, float, str]:
     """Return the bandwidth inside and between machines (bytes/s, inf without such links) and the interconnect inside.
 
@@ -143,7 +144,7 @@ def site(cluster: Cluster, nodes: tuple[int, ...], bandwidth: float | None = Non
     at = np.array(nodes, dtype=np.int64)
     hosts, n_local = np.unique(cluster.host_of[at], return_counts=True)
     several = len(hosts) > 1
-    carried, n_interfaces, _ = _interfaces(cluster, at) if several else (math.inf, 1, math.inf)
+    carried, n_interfaces, _ = _interfaces(cluster, nodes) if several else (math.inf, 1, math.inf)
     plugin, latency = _plugin(cluster, at) if several else (Plugin(), 0.0)
     if bandwidth is None:
         inside, outside, hardware = _buses(cluster, nodes)
@@ -192,7 +193,7 @@ def network_channels(cluster: Cluster, nodes: tuple[int, ...], device: str) -> i
     channels for small buffers.
     """
     at = np.array(nodes, dtype=np.int64)
-    _, n_interfaces, bandwidth = _interfaces(cluster, at)
+    _, n_interfaces, bandwidth = _interfaces(cluster, nodes)
     n = _n_rings(cluster, nodes, n_interfaces, bundled=_plugin(cluster, at)[1] > 0.0)
     recent = PCIE_SPEED.get(_generation({device}), 0.0)
     speed = next((each for each in RING_SPEEDS if each <= min(recent, bandwidth / n)), 0.0)
@@ -212,12 +213,14 @@ def _n_rings(cluster: Cluster, nodes: tuple[int, ...], n_interfaces: int, *, bun
     return max(n_rings, n_interfaces) if not bundled and (n_rings > 1 or alone) else n_rings
 
 
-def _interfaces(cluster: Cluster, at: npt.NDArray[np.int64]) -> tuple[float, int, float]:
+@functools.lru_cache(maxsize=1024)
+def _interfaces(cluster: Cluster, nodes: tuple[int, ...]) -> tuple[float, int, float]:
     """Return the bandwidth of the network cards that connect the workers to other machines, their number and their
     nominal bandwidth (bytes/s), each the minimum over the machines.
 
     Cards nearest to GPUs outside the communicator are unused.
     """
+    at = np.array(nodes, dtype=np.int64)
     hosts, first, machine = np.unique(cluster.host_of[at], return_index=True, return_inverse=True)
     routes = cluster.split_routes(at, at[np.roll(first, -1)][machine])
     owner = np.repeat(machine, np.diff(routes.offsets))

@@ -282,7 +282,7 @@ def several_ways(cluster: Cluster, nodes: Nodes) -> bool:
     n_local = np.unique(cluster.host_of[at], return_counts=True)[1]
     if n_local.max() == 1:
         return False
-    return len(channels(cluster, nodes).rings) > 1 or (n_local.min() > 1 and behind_nvswitches(cluster, at))
+    return bool(n_local.min() > 1 and behind_nvswitches(cluster, at)) or len(channels(cluster, nodes).rings) > 1
 
 
 def routes_latency(cluster: Cluster, src: Ints, dst: Ints) -> Floats:

@@ -13,11 +13,22 @@ import numpy as np
 from ddlsim.arguments import Count, Index, NotNegative, checked
 from ddlsim.compression.contract import Compressor, Payload, Traits, Vector, full
 from ddlsim.compression.exchange import aggregate, average
-from ddlsim.compression.sparse import SELECT_KERNELS, SELECT_PASSES, SORT_KERNELS, SORT_PASSES
 from ddlsim.workload.precision import FP32_NBYTES
 
 P = TypeVar("P", bound=Payload)
 S = TypeVar("S")
+
+#: passes of an exact selection on a device: a radix selection reads 32-bit keys 8 bits at a time, then collects
+SELECT_PASSES = 5.0
+#: kernels that collect the elements above a threshold: count, prefix sum, write; and kernels of the selection: for each
+#: of four digits a histogram and a choice, then these
+COLLECT_KERNELS = 3
+SELECT_KERNELS = 8 + COLLECT_KERNELS
+
+#: passes of sorting all elements with their indices: a radix sort of 4-byte keys and 8-byte indices has four digits;
+#: for each, it reads the keys, then reads and writes both: 4 (4 + 12 + 12) bytes, in units of 4; and its kernels
+SORT_PASSES = 28.0
+SORT_KERNELS = 8
 
 
 @checked

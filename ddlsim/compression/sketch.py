@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from ddlsim.arguments import Count, Density, checked
 from ddlsim.compression.contract import Indices, Traits, Vector, check_gradient, count
+from ddlsim.compression.cost import SELECT_KERNELS, SELECT_PASSES
 from ddlsim.compression.payloads import AlignedPayload, Buffers, mean, scatter
-from ddlsim.compression.sparse import SELECT_KERNELS, SELECT_PASSES, top_k
+from ddlsim.compression.sparse import top_k
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddlsim.cluster import Cluster, Host
+from ddlsim.cluster.graphs import from_graph
 from ddlsim.cluster.nodes import Graph, add_host, connect
 from ddlsim.cluster.quantity import Quantity, check_size, nonnegative, positive
 from ddlsim.errors import ConfigError
@@ -83,7 +84,7 @@ def pcie_rate(pcie_bandwidth: Quantity | None, device: str | None) -> float:
 def named_cluster(graph: Graph, source: Path) -> Cluster:
     """Return the cluster of a graph; errors also name the file `source`."""
     try:
-        return Cluster.from_graph(graph)
+        return from_graph(graph)
     except ConfigError as error:
         raise type(error)(f"{source}: {error}") from None
 

@@ -582,7 +582,7 @@ def _lay(graph: Graph, platform: _Platform, piece: Sequence[_Step]) -> None:
     for steps in itertools.pairwise(piece):
         near = [platform.capacity[step.link][0] for step in steps if isinstance(step, _Half)]
         a, b = _nodes(steps[:1])[-1], _nodes(steps[1:])[0]
-        if a != b and not graph.has_edge(a, b):
+        if a != b and b not in graph.adj[a]:
             if not near:  # unlimited
                 near = [min(sum(bandwidth for bandwidth, _ in platform.capacity.values()) or 1.0, LARGEST)]
             graph.add_edge(a, b, bandwidth=min(near), latency=0.0, kind="link")

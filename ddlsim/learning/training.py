@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 
 from ddlsim.arguments import Count, NotNegative, Positive, checked, number, one_of, quantity
-from ddlsim.data import BatchStream, by_class, dirichlet, iid, load_data, split
+from ddlsim.data import BatchStream, by_class, dirichlet, iid, split
 from ddlsim.data.dataset import DataSet, HeldOut
 from ddlsim.errors import ConfigError
 from ddlsim.learning.learner import Task
@@ -131,6 +131,7 @@ class Training:
 
         Raises ConfigError if data and model do not match.
         """
+        from ddlsim.data import load_data
         from ddlsim.nn.network import build_network
 
         network = build_network(model, seed, loss=self.loss)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.calibrated import PER_MESSAGE, Beyond, beyond, deviation
-from ddlsim.cluster.calibration_table import ComputeTable
 from ddlsim.collectives import KINDS
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.strategy_names import STRATEGY_CLASSES
 from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import NoJitter
+
+if TYPE_CHECKING:
+    from ddlsim.cluster.calibration_table import ComputeTable
 
 
 def measured_steps(experiment: Experiment, cluster: Cluster, model: str) -> tuple[ComputeTable | None, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import multiprocessing
 import os
 import signal
 import threading
@@ -146,6 +145,8 @@ class Interrupt:
         ):
             yield
             return
+
+        import multiprocessing  # slow to import, and only training runs stop here
 
         def first(number: int, frame: FrameType | None) -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)

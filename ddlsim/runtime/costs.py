@@ -27,14 +27,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Sequence, Set
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import simpy
 
 from ddlsim.cluster import Cluster
-from ddlsim.cluster.calibration_table import CurveTable
 from ddlsim.cluster.rings import channels
 from ddlsim.collectives import Collective, Schedule, build
 from ddlsim.collectives.build import forced
@@ -48,6 +47,9 @@ from ddlsim.network.state import Floats, Ints
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.fabric import algorithm_name
 from ddlsim.runtime.loop import Loop, Traffic
+
+if TYPE_CHECKING:
+    from ddlsim.cluster.calibration_table import CurveTable
 
 
 @dataclass(frozen=True)

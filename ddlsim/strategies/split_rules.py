@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from ddlsim.errors import ConfigError, shown
@@ -312,7 +312,7 @@ def lower_memory_parallel(
         under_way = min(1.0, batches / sizes.pipeline)  # micro-batches in flight, of all layers
         return 0.8 * under_way * sizes.micro_batch * of_sample(sizes.tensor, recompute)
 
-    ways: list[tuple[float, int, dict[str, object]]] = []
+    ways: list[tuple[float, float, Sizes, str, dict[str, object]]] = []
     for sizes in Rules(strategy, workload.model, n_workers).near(wanted):
         if sizes.batch_size != batch_size:
             continue
@@ -321,18 +321,18 @@ def lower_memory_parallel(
             held = whole.weights + whole.gradients + whole.optimizer / (sizes.data if sharded else 1)
             held = whole.total / sizes.data if sharded == "full" else held
             held /= sizes.tensor * sizes.pipeline  # average; at least one worker holds this much
-            if held + (kept(sizes, recompute) if fills else 0.0) > room:
-                continue
             more: dict[str, object] = {"recompute": recompute, "sharded": sharded}
             changes = {name: value for name, value in more.items() if value != vars(strategy)[name]}
             far = sizes.distance(wanted) + AGAIN[recompute] - _cost(strategy) + SHARED[1] * ("sharded" in changes)
-            ways.append((round(far, 9), len(ways), {**sizes.unlike(wanted), **changes}))
-    yield from _changed(strategy, ways if named else [])
+            ways.append((round(far, 9), held, sizes, recompute, {**sizes.unlike(wanted), **changes}))
+    for _, held, sizes, recompute, changes in sorted(ways, key=lambda way: way[0]) if named else []:
+        if held <= room and held + (kept(sizes, recompute) if fills else 0.0) <= room:
+            yield from _changed(strategy, [changes])
 
 
-def _changed(strategy: T, ways: list[tuple[float, int, dict[str, object]]]) -> Iterator[tuple[T, Changes]]:
-    """Yield the valid variants of a strategy, given (distance, number, changes), nearest ones first."""
-    for _, _, changes in sorted(ways, key=lambda way: way[:2]):
+def _changed(strategy: T, ways: Iterable[dict[str, object]]) -> Iterator[tuple[T, Changes]]:
+    """Yield the valid variants of a strategy, given their changes."""
+    for changes in ways:
         try:
             yield with_sizes(strategy, changes), changes
         except ConfigError:  # such as incompatible passes or overlaps
@@ -357,7 +357,7 @@ def lower_memory_fsdp(
     each = strategy.micro_batch or batch_size // n_workers
     again = ["selective", "full"] if attention else []
     halves = [n for n in range(1, each) if each % n == 0]
-    ways: list[tuple[float, int, dict[str, object]]] = []
+    ways: list[tuple[float, dict[str, object]]] = []
     for stage, recompute, micro_batch, whole in itertools.product(
         range(strategy.stage, 4),
         [strategy.recompute, *(a for a in again if AGAIN[a] > _cost(strategy))],
@@ -374,8 +374,8 @@ def lower_memory_fsdp(
         far = SHARED[stage] - SHARED[strategy.stage] + AGAIN[recompute] - _cost(strategy)
         far += 0.5 * (each / micro_batch - 1.0) / each + 0.2 * whole
         if changes:
-            ways.append((round(far, 9), len(ways), changes))
-    yield from _changed(strategy, ways)
+            ways.append((round(far, 9), changes))
+    yield from _changed(strategy, (changes for _, changes in sorted(ways, key=lambda way: way[0])))
 
 
 def state_of(workload: Workload) -> Memory:

@@ -27,7 +27,7 @@ from ddlsim.cluster.calibration_table import (
     ResidualTable,
     value_of,
 )
-from ddlsim.cluster.files import MARK, cluster_toml, in_folder
+from ddlsim.cluster.files import MARK, cluster_toml
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.output_files import check_suffix, write_text
 from ddlsim.plain import decoded, parse_toml, read_bytes
@@ -55,8 +55,7 @@ def write_calibration(calibration: Calibration, path: Path, source: str | Path) 
     if origin.suffix == ".toml":
         text = decoded(read_bytes(origin), str(source))
     else:  # a name with options, or a file of another kind
-        loaded = load_cluster(source)
-        text = cluster_toml(in_folder(loaded, path.parent).to_graph(), loaded.name, None)
+        text = cluster_toml(load_cluster(source), path.parent)
     text = text.partition(MARK)[0].rstrip()
     table = parse_toml(text, str(source))
     if "calibration" in table:

@@ -19,6 +19,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ import numpy.typing as npt
 from ddlsim.workload.layers import LAYER_TYPES, Attention, Dropout, LayerSpec, Slice
 from ddlsim.workload.model import Concat, Layer, Leaf, Node, Side
 from ddlsim.workload.precision import FP32_NBYTES
-from ddlsim.workload.roles import with_blocks
+from ddlsim.workload.roles import block_numbers
 
 #: layers whose backward pass does not read their input
 _BLIND = (
@@ -49,11 +50,17 @@ def with_kept(layers: Sequence[Layer], structure: Sequence[Node]) -> tuple[Layer
     dropout = any(isinstance(spec, Dropout) and spec.rate > 0.0 for spec in uses.specs.values())
     text = any(layer.type in ("embedding", "patch_embedding") for layer in layers)
     ends = [_end(node) for node in structure if not isinstance(node, Side)]  # a side belongs to the next unit
-    kept = (
+    units = [bisect.bisect_right(ends, i) for i in range(len(layers))]
+    kept = [
         _kept(layer, uses.by[i], uses.specs.get(i), text and len(layer.out_shape) == 2, dropout)
         for i, layer in enumerate(layers)
+    ]
+    with_heads = {unit for unit, values in zip(units, kept, strict=True) if values.get("heads")}
+    numbers = block_numbers(units, with_heads, [layer.type for layer in layers])
+    return tuple(
+        replace(layer, unit=unit, block=number, **values)
+        for layer, unit, number, values in zip(layers, units, numbers, kept, strict=True)
     )
-    return with_blocks([replace(layer, unit=bisect.bisect_right(ends, i)) for i, layer in enumerate(kept)])
 
 
 @dataclass
@@ -111,10 +118,10 @@ def _end(node: Node) -> int:
     return node.index + 1
 
 
-def _kept(layer: Layer, use: int, spec: LayerSpec | None, tokens: bool, dropout: bool) -> Layer:
-    """Return a layer with the bytes that it keeps. `tokens`: text; `dropout`: the model has dropout."""
+def _kept(layer: Layer, use: int, spec: LayerSpec | None, tokens: bool, dropout: bool) -> dict[str, Any]:
+    """Return the fields of a layer with the bytes that it keeps. `tokens`: text; `dropout`: the model has dropout."""
     if spec is not None and type(spec) not in LAYER_TYPES.values():
-        return layer  # custom layer
+        return {}  # custom layer
     n_out = float(math.prod(layer.out_shape))
     inner = max(0.0, layer.stored_nbytes / FP32_NBYTES - n_out)  # without its output
     is_view = layer.type in _VIEWS or (layer.type == "concat" and layer.moved_nbytes == 0.0)
@@ -132,13 +139,12 @@ def _kept(layer: Layer, use: int, spec: LayerSpec | None, tokens: bool, dropout:
     if heads and dropout:
         inner, fixed = inner + scores, float(scores)
     attention = spec if isinstance(spec, Attention) and heads else None
-    return replace(
-        layer,
-        stored_nbytes=FP32_NBYTES * (stored + inner),
-        fixed_nbytes=fixed,
-        heads=heads,
-        head_size=head_size,
-        scores=scores,
-        causal=attention is not None and attention.causal,
-        rotated=0.0 if attention is None else attention.rotated(layer.in_shape),
-    )
+    return {
+        "stored_nbytes": FP32_NBYTES * (stored + inner),
+        "fixed_nbytes": fixed,
+        "heads": heads,
+        "head_size": head_size,
+        "scores": scores,
+        "causal": attention is not None and attention.causal,
+        "rotated": 0.0 if attention is None else attention.rotated(layer.in_shape),
+    }

@@ -312,7 +312,7 @@ def memory_of(
     """
     check_split(model, holding.tensor)
     element, layers = ELEMENT_NBYTES[precision], model.layers
-    kinds = roles(layers)
+    kinds = model.roles
     tables = sum(layer.n_params for layer in layers if layer.model_parallel)
     tables_here = held_params(model, n_workers) - (model.n_params - tables)
     sizes = [

@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
@@ -156,6 +157,13 @@ class Model:
     def n_params(self) -> int:
         """Number of learned parameters, without the running statistics of batch normalisation."""
         return sum(layer.n_params for layer in self.layers)
+
+    @cached_property
+    def roles(self) -> tuple[str, ...]:
+        """Role of each layer when tensor-parallel ranks split the model (:mod:`ddlsim.workload.roles`)."""
+        from ddlsim.workload.roles import roles
+
+        return roles(self.layers)
 
     @property
     def macs(self) -> float:

@@ -31,7 +31,7 @@ from ddlsim.workload.precision import (
     has_products,
     product_type,
 )
-from ddlsim.workload.roles import ATTENTION, COLUMN, INNER, ROW, VOCABULARY, blocks, rank_tensors, roles
+from ddlsim.workload.roles import ATTENTION, COLUMN, INNER, ROW, VOCABULARY, blocks, rank_tensors
 from ddlsim.workload.stacks import Stack
 
 Floats = npt.NDArray[np.float64]
@@ -346,7 +346,7 @@ def kernel_times(model: Model, timing: Timing) -> tuple[Floats, Floats]:
     inside = {i for first, end in ranges for i in range(first, end)}
     rows = []
     known: dict[tuple[object, ...], tuple[float, float]] = {}  # most layers occur once per transformer layer
-    for i, (layer, role, *passes) in enumerate(zip(model.layers, roles(model.layers), *streamed, strict=True)):
+    for i, (layer, role, *passes) in enumerate(zip(model.layers, model.roles, *streamed, strict=True)):
         key = (role, i in inside, *passes, *_costs(layer))
         if key not in known:
             precision = timing.precision if i in inside else timing.base

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 from ddlsim.errors import ConfigError
@@ -62,19 +61,22 @@ def blocks(layers: Sequence[Layer]) -> list[tuple[int, int]]:
     return [(first, end) for first, end in pairwise(cuts) if layers[first].block > 0]
 
 
-def with_blocks(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Return the layers of a whole model with the numbers of their transformer layers.
+def block_numbers(units: Sequence[int], with_heads: set[int], types: Sequence[str]) -> list[int]:
+    """Return the number of the transformer layer of each layer of a whole model.
 
     One extends from an attention's unit to the next one's, the last one over as many units as the one before it; the
     layers after it (normalisation, output layer) are in none.
+
+    units       unit of each layer
+    with_heads  units with attention
+    types       type of each layer
     """
-    starts = sorted({layer.unit for layer in layers if layer.heads})
+    starts = sorted(with_heads)
     if not starts:
-        return tuple(layers)
-    last_sum = max((layer.unit for layer in layers if layer.type == "add"), default=-1)
+        return [0] * len(units)
+    last_sum = max((unit for unit, kind in zip(units, types, strict=True) if kind == "add"), default=-1)
     width = starts[-1] - starts[-2] if len(starts) > 1 else 1 + max(last_sum - starts[0], 0)
-    numbers = (bisect_right(starts, layer.unit) or -1 if layer.unit < starts[-1] + width else -1 for layer in layers)
-    return tuple(replace(layer, block=number) for layer, number in zip(layers, numbers, strict=True))
+    return [bisect_right(starts, unit) or -1 if unit < starts[-1] + width else -1 for unit in units]
 
 
 def weight_units(layers: Sequence[Layer]) -> tuple[int, ...]:
@@ -113,7 +115,7 @@ def check_split(model: Model, tensor: int) -> None:
 
 def split_error(model: Model, tensor: int) -> tuple[str, str]:
     """Return why `tensor` ranks cannot split a model, and a number of ranks that can; both empty if they can."""
-    for layer, role in zip(model.layers, roles(model.layers), strict=True):
+    for layer, role in zip(model.layers, model.roles, strict=True):
         if tensor > 1 and layer.type == "mixture_of_experts":
             layers = f"layers of type {layer.type!r}, such as {layer.name} of {model.name},"
             return f"tensor = {tensor}: {layers} cannot be split over tensor-parallel ranks", "use tensor=1"

@@ -35,7 +35,6 @@ from ddlsim.workload.roles import (
     blocks,
     check_split,
     rank_tensors,
-    roles,
     saved_products,
 )
 from ddlsim.workload.tensor_overlap import LayerOverlaps, OverlappedProduct, layer_overlaps
@@ -123,7 +122,7 @@ def tensor_parallel(
     if tp_comm_overlap and not sequence:
         raise ConfigError("tp_comm_overlap = True: requires sequence parallelism; set sequence=True")
     whole, rank = _of_rank(workload, tensor, sequence)
-    kinds = roles(workload.model.layers)
+    kinds = workload.model.roles
     split, apart = (ATTENTION, COLUMN, ROW) if tp_comm_overlap else (), LayerOverlaps()
     overlaps = [
         layer_overlaps(whole, i, role, rank.forward, tensor) if role in split else apart for i, role in enumerate(kinds)
@@ -151,7 +150,7 @@ def _of_rank(workload: Workload, tensor: int, sequence: bool) -> tuple[Workload,
     tokens = next((layer.out_shape[0] for layer in model.layers if layer.heads), tensor)
     if sequence and tokens % tensor:
         raise ConfigError(f"sequence = True: {tokens} tokens cannot be divided evenly among tensor = {tensor} ranks")
-    kinds, waiting = roles(model.layers), np.zeros_like(workload.forward)
+    kinds, waiting = model.roles, np.zeros_like(workload.forward)
     waiting[0] = workload.wait
     workload = dataclasses.replace(
         workload, forward=workload.forward - waiting, backward=workload.backward - workload.accumulation_time

@@ -10,7 +10,10 @@ from draws import few, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddlsim.cluster import Cluster, MultiGpu, cluster_names, load_cluster, ring, star
+import ddlsim
+from ddlsim.cluster import Cluster, Host, MultiGpu, cluster_names, load_cluster, ring, star
+from ddlsim.cluster.files import GENERATORS
+from ddlsim.cluster.graphs import from_graph, to_graph
 from ddlsim.errors import ConfigError
 from ddlsim.workload.devices import load_device
 
@@ -155,6 +158,30 @@ def test_bad_tables_of_nodes_and_edges_in_one_line(tmp_path, text, message):
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=rf"bad\.toml: .*{message}"):
         load_cluster(path)
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_generators_of_files_build_the_graphs_of_the_functions(name):
+    """Files do without networkx, whose graphs have the same order of nodes and links."""
+    sizes = {"leaf-spine": (2, 2, 3), "dragonfly": (3, (2, 2), 1), "racks": (3, 2), "torus": ((2, 3),)}.get(name, (4,))
+    more = {"global_links": 2} if name == "dragonfly" else {}
+    host = MultiGpu(n_gpus=2, device="v100") if name != "torus" else Host()
+    arguments = {"bandwidth": 1e9, "latency": 1e-6, "host": host, **more}
+    made = getattr(ddlsim.cluster, name.replace("-", "_"))(*sizes, **arguments)
+    assert isinstance(made, nx.MultiDiGraph)
+    _same(from_graph(GENERATORS[name](*sizes, **arguments)), Cluster.from_graph(made))
+
+
+def test_graphs_do_without_networkx(odd):
+    graph = to_graph(odd)
+    assert [*graph.edges()] == [*graph.to_networkx().edges(keys=True, data=True)]
+    _same(from_graph(graph), odd)
+    a, b = odd.node_names[:2]
+    graph.add_edge(a, b, bandwidth=1.0)
+    graph.add_edge(a, b, next(iter(graph.adj[a][b])), latency=2.0)  # changes the link with this key
+    assert [*graph.edges()] == [*graph.to_networkx().edges(keys=True, data=True)]
+    assert graph.pred[b][a] is graph.adj[a][b]
+    assert next(iter(graph.adj[a][b].values()))["latency"] == 2.0
 
 
 def test_graph_round_trip(odd):
