@@ -48,6 +48,7 @@ from ddlsim.network.state import (
     ROUND_SIZE,
     ROUND_TAIL,
     ROUND_THREADS,
+    ROUNDS_CODE,
     SHAPED,
     SPLIT,
     STEPPED,
@@ -67,7 +68,8 @@ MOST = 64  # flows on a channel that are searched for slower ones
 def at_barrier(net: Net):  # type: ignore[no-untyped-def]
     """Whether all threads of all live collectives have just entered a step, and nothing else is in progress."""
     if (
-        net.counts[N_ACTIVE] + net.counts[N_QUEUED] + net.counts[N_DELIVERING] > 0
+        net.counts[ROUNDS_CODE] == 0
+        or net.counts[N_ACTIVE] + net.counts[N_QUEUED] + net.counts[N_DELIVERING] > 0
         or net.counts[N_OUT] + net.counts[N_FOREIGN] > 0
     ):
         return False
