@@ -13,7 +13,7 @@ import sys
 
 import lazy_loader
 
-from ddlsim.garbage import let_age, postponed
+from ddlsim.garbage import promote_objects, postponed
 
 __version__ = "0.1.0"
 
@@ -27,7 +27,7 @@ def __getattr__(name: str) -> object:
     with postponed():
         value = _loaded(name)
         if len(sys.modules) > n_modules:
-            let_age()
+            promote_objects()
     return value
 
 
