@@ -38,9 +38,10 @@ class Part:
 
 #: the first one with a matching prefix applies
 PARTS = (
-    Part("ddlsim.network.kernel.advance", "the event kernel", 7.0),
+    Part("ddlsim.network.kernel.advance", "the event kernel", 5.0),
     Part("ddlsim.network.tasks", "the executor of steps", 1.5),
     Part("ddlsim.network.lanes", "the executor of asynchronous workers", 3.5),
+    Part("ddlsim.network.extensions.replay_rounds", "replays of rounds", 1.2),
     Part("ddlsim.network.extensions", "queues, transports and changes of links", 3.0),
     Part("ddlsim.network.", "schedules, messages and timelines", 1.5),
     Part("ddlsim.cluster.", "routing", 1.0),

@@ -187,11 +187,8 @@ else:
 
     def _with_numba(function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function with functions of this module in its globals replaced by numba's."""
-        own = {
-            name: value.dispatcher
-            for name, value in function.__globals__.items()
-            if isinstance(value, _Deferred | _Part | _Kernel) and name in _names(function.__code__)
-        }
+        values = {name: function.__globals__.get(name) for name in _names(function.__code__)}
+        own = {n: value.dispatcher for n, value in values.items() if isinstance(value, _Deferred | _Part | _Kernel)}
         copy = types.FunctionType(
             function.__code__,
             {**function.__globals__, **own},

@@ -27,7 +27,7 @@ def postponed() -> Iterator[None]:
             gc.enable()
 
 
-def let_age() -> None:
+def promote_objects() -> None:
     """Move all objects to the oldest generation, which collections of younger generations skip."""
     if gc.get_freeze_count() == 0:  # otherwise, objects frozen by the application would be thawed
         gc.freeze()

@@ -38,7 +38,7 @@ from numba.core.ssa import reconstruct_ssa
 
 from ddlsim.code_images import NoImageError, is_supported, linked, target_machine
 from ddlsim.compile_messages import teller
-from ddlsim.garbage import let_age, postponed
+from ddlsim.garbage import postponed, promote_objects
 from ddlsim.machine_code import REMEDY, temporary_folder
 
 _full: list[OSError] = []  # errors that prevented writing compiled code
@@ -420,7 +420,7 @@ class _Whole(compiler.CompilerBase):  # type: ignore[misc,unused-ignore]
         self.state.library.enable_object_caching()
         with postponed():
             compiled = super().compile_extra(function)
-            let_age()
+            promote_objects()
         return compiled
 
 

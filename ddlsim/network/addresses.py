@@ -7,10 +7,15 @@ from typing import Any
 
 from ddlsim import compiler
 from ddlsim.network import extensions, kernel
-from ddlsim.network.state import CHANGES_CODE, QUEUES_CODE, SHAPING_CODE, Ints
+from ddlsim.network.state import CHANGES_CODE, QUEUES_CODE, ROUNDS_CODE, SHAPING_CODE, Ints
 
 #: extension of the kernel -> place of its address in ``Net.counts``
-EXTENSIONS = {"work_queues": QUEUES_CODE, "shape": SHAPING_CODE, "change": CHANGES_CODE}
+EXTENSIONS = {
+    "work_queues": QUEUES_CODE,
+    "shape": SHAPING_CODE,
+    "change": CHANGES_CODE,
+    "replay_rounds": ROUNDS_CODE,
+}
 
 
 def addresses() -> tuple[int, int]:

@@ -135,6 +135,8 @@ def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms
     )
 
 
+#: messages in repeated rounds from which the extension for replays is worth compiling; fewer take less than 0.1 s
+REPLAYED_FROM = 1 << 18
 _LOG_ROUNDS, _LOG_ROOM = 8, 1 << 16  # busy intervals that fit in the log: per channel, and in addition
 _LOG_REPEATS = 1 << 10  # replays that fit in it
 _NOT_JOINED = np.array((-1, st.NOT_JOINED, 0, 0, 0), dtype=st.THREAD)
@@ -272,6 +274,7 @@ class Engine:
         #: per client: the pairs of nodes of its routes, arrays of shape (n, 2)
         self.pairs_of: list[list[Ints]] = []
         self.n_waiting = 0  # bound on the completions still to be reported
+        self._n_repeated = 0  # messages in repeated rounds of all prepared collectives
         self.reserved = 0  # messages that compiled callers may have in flight
         self.now = 0.0  # time up to which the network has been simulated, s
         self.n_entries = 0  # calls by which messages and ranks have entered, without those of compiled callers
@@ -337,6 +340,9 @@ class Engine:
         net.counts[st.N_LIVE] += 1
         net.counts[st.LIVE_THREADS] += shape.n_ranks * shape.n_lanes
         net.counts[st.LIVE_SENDS] += net.programs["sends_bound"][program]
+        self._n_repeated += shape.n_deliveries - shape.n_messages
+        if self._n_repeated > REPLAYED_FROM and not net.counts[st.ROUNDS_CODE]:
+            enable(net.counts, "replay_rounds")
         self.expect(shape.n_ranks)
         self.ensure_slots()
         return instance
@@ -542,9 +548,8 @@ class Engine:
         table = self._append("tables", shape.recv_message + self._used.get("messages", 0))
         step, steps = self._extend("steps", len(shape.step_next))
         message, messages = self._extend("messages", shape.n_messages)
-        write_steps(steps, step, message, table, shape.step_repeat, shape.step_next, shape.step_send, shape.step_recv)
-        columns = (shape.src, shape.dst, shape.receiving, shape.weight, shape.stride, shape.reduce)
-        write_messages(messages, step, route, weight, nodes, columns)
+        write_steps(steps, step, message, table, shape)
+        write_messages(messages, step, route, weight, source, target, shape)
         thread = self._append("tables", np.where(shape.first_step < 0, -1, step + shape.first_step))
         bound = shape.sends_bound + int(self.net.counts[st.AHEAD]) * shape.n_ranks * shape.n_lanes
         program = self._append("programs", (thread, shape.n_ranks, shape.n_lanes, bound))

@@ -8,11 +8,12 @@ from __future__ import annotations
 from ddlsim.compiler import inlined
 from ddlsim.network.flows import add_flow
 from ddlsim.network.intrinsics import call_extension
-from ddlsim.network.state import CHANGES_CODE, FIFO, QUEUES_CODE, SHAPING_CODE, Net
+from ddlsim.network.state import CHANGES_CODE, FIFO, QUEUES_CODE, ROUNDS_CODE, SHAPING_CODE, Net
 
-#: values of `what` for the extension for queues, and for that for shaped links and transports
+#: values of `what` for the extensions for queues, for shaped links and transports, and for rounds
 SERVE, SETTLE, ENTER = 0, 1, 2
 START, NEXT_IN_LINE = 0, 1
+REPLAY, WATCH, OBSERVE = 0, 1, 2
 
 
 @inlined
@@ -52,3 +53,21 @@ def next_in_line(net: Net, slot):  # type: ignore[no-untyped-def]
 def apply_next(net: Net):  # type: ignore[no-untyped-def]
     """Apply the next change; rates follow in this instant's solve."""
     call_extension(net.counts[CHANGES_CODE], net, 0, 0, 0.0)
+
+
+@inlined
+def replay(net: Net, limit):  # type: ignore[no-untyped-def]
+    """Repeat the round that has just ended, up to `limit`, as often as it is certain to recur."""
+    call_extension(net.counts[ROUNDS_CODE], net, REPLAY, 0, limit)
+
+
+@inlined
+def watch(net: Net):  # type: ignore[no-untyped-def]
+    """Start observing the round that begins at the present barrier."""
+    call_extension(net.counts[ROUNDS_CODE], net, WATCH, 0, 0.0)
+
+
+@inlined
+def observe(net: Net):  # type: ignore[no-untyped-def]
+    """Record the instant that has just been handled."""
+    call_extension(net.counts[ROUNDS_CODE], net, OBSERVE, 0, 0.0)

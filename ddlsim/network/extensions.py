@@ -1,4 +1,5 @@
-"""Extensions of the event kernel that few networks need: queues, shaped links and transports, changes. Compiled.
+"""Extensions of the event kernel that not all networks need: queues, shaped links and transports, changes, replays of
+rounds. Compiled.
 
 Compiling them costs as much as the rest of the kernel. Each extension is therefore compiled separately, when a network
 first needs it (:func:`ddlsim.network.addresses.enable`). The kernel calls it at its address
@@ -12,9 +13,11 @@ from typing import Any, TypeAlias
 
 from ddlsim.compiler import addressed, network_stamp
 from ddlsim.network.changes import apply_next
-from ddlsim.network.extension_calls import ENTER, SERVE, START
+from ddlsim.network.extension_calls import ENTER, REPLAY, SERVE, START, WATCH
 from ddlsim.network.intrinsics import attach_at, view_at
 from ddlsim.network.queues import enter, serve, settle
+from ddlsim.network.replay import in_step, replay, start_round
+from ddlsim.network.rounds import observe, replay_spans, watch
 from ddlsim.network.shaping import start_shaped
 from ddlsim.network.state import TRANSPORTED
 from ddlsim.network.transport import follows, has_to_wait, next_in_line
@@ -22,7 +25,7 @@ from ddlsim.network.transport import follows, has_to_wait, next_in_line
 _Extension: TypeAlias = Callable[[int, int, int, float], int]
 
 
-def _entry_points(stamp: int) -> tuple[_Extension, _Extension, _Extension]:
+def _entry_points(stamp: int) -> tuple[_Extension, _Extension, _Extension, _Extension]:
     """Return the extensions; their cache keys include `stamp`, a hash of the inlined sources."""
 
     @addressed
@@ -59,7 +62,23 @@ def _entry_points(stamp: int) -> tuple[_Extension, _Extension, _Extension]:
         apply_next(attach_at(table))
         return 0
 
-    return work_queues, shape, change
+    @addressed
+    def replay_rounds(table: int, what: int, slot: int, limit: float) -> Any:
+        """Depending on `what`, repeat the last round up to `limit`, start watching a round, or observe an instant."""
+        stamp  # noqa: B018
+        net = attach_at(table)
+        if what == REPLAY:
+            if in_step(net):  # first, because with logging, busy seconds must be equal to the last bit
+                replay(net, limit)
+            replay_spans(net, limit)
+        elif what == WATCH:
+            start_round(net)
+            watch(net)
+        else:
+            observe(net)
+        return 0
+
+    return work_queues, shape, change, replay_rounds
 
 
-work_queues, shape, change = _entry_points(network_stamp())
+work_queues, shape, change, replay_rounds = _entry_points(network_stamp())

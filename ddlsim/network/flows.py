@@ -103,10 +103,10 @@ def add_flow(net: Net, slot):  # type: ignore[no-untyped-def]
     flow = net.counts[N_ACTIVE]
     entry = flow << net.counts[HOP_SHIFT]
     for h in range(net.routes[route].first, net.routes[route].last):
-        put_on(net, net.hops[h], entry, share_of(net, h))
+        add_to_channel(net, net.hops[h], entry, share_of(net, h))
         entry += 1
     if net.counts[TRANSPORTED] == 1 and net.ways[route].channel >= 0:
-        put_on(net, net.ways[route].channel, entry, 1.0)
+        add_to_channel(net, net.ways[route].channel, entry, 1.0)
         entry += 1
     net.slots[slot].state = FLOWING
     net.flows[flow].slot = slot
@@ -120,7 +120,7 @@ def add_flow(net: Net, slot):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def put_on(net: Net, channel, entry, share):  # type: ignore[no-untyped-def]
+def add_to_channel(net: Net, channel, entry, share):  # type: ignore[no-untyped-def]
     """Add a share of a flow to a channel; `entry` combines the flow's number and the channel's place on the route."""
     n = net.channels[channel].used
     if n == net.channels[channel].room:
@@ -146,7 +146,7 @@ def bit_of(channel):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def unlist(net: Net, channel, entry):  # type: ignore[no-untyped-def]
+def remove_from_channel(net: Net, channel, entry):  # type: ignore[no-untyped-def]
     """Remove a flow from the list of a channel; return how many are left on it."""
     offset = net.channels[channel].first
     n = net.channels[channel].used - 1
@@ -213,7 +213,7 @@ def end_flow(net: Net, flow):  # type: ignore[no-untyped-def]
     entry = flow << shift
     while net.flow_hops[entry] != LAST:
         channel = net.flow_hops[entry]
-        n = unlist(net, channel, entry)
+        n = remove_from_channel(net, channel, entry)
         book_bytes(net, channel, nbytes * (net.flow_share[entry] if net.counts[SPLIT] == 1 else 1.0), 1.0)
         if n == 0:
             net.channels[channel].level = np.inf
@@ -286,7 +286,7 @@ def log_busy(net: Net, channel, start, end, alike):  # type: ignore[no-untyped-d
 
 
 @inlined
-def line_up(net: Net, slot, connection):  # type: ignore[no-untyped-def]
+def enqueue(net: Net, slot, connection):  # type: ignore[no-untyped-def]
     """Append a message to those that wait for their connection."""
     net.line[slot] = -1
     if net.connections[connection].first < 0:

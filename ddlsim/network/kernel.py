@@ -19,13 +19,12 @@ import numpy as np
 
 from ddlsim.compiler import addressed, inlined, network_stamp
 from ddlsim.network.calendar import next_timer, pop_timer
-from ddlsim.network.extension_calls import apply_next, begin, next_in_line, serve, settle, start
+from ddlsim.network.extension_calls import apply_next, begin, next_in_line, observe, replay, serve, settle, start, watch
 from ddlsim.network.intrinsics import attach
 from ddlsim.network.maxmin import end_flows, next_end, solve
 from ddlsim.network.queues import list_ended, marks_suffice, next_event
 from ddlsim.network.ranks import collect, deliver, finished, issue, make_ready, run_ready
-from ddlsim.network.replay import in_step, replay, start_round
-from ddlsim.network.rounds import at_barrier, observe, replay_spans, watch
+from ddlsim.network.rounds import at_barrier
 from ddlsim.network.state import (
     DELIVERING,
     FIFO,
@@ -232,11 +231,9 @@ def run(net: Net, until):  # type: ignore[no-untyped-def]
         limit = min(until, change)
         barrier = at_barrier(net)
         if barrier:
-            if in_step(net):  # first, because with logging, busy seconds must be equal to the last bit
-                replay(net, limit)
-                if log_is_full(net):
-                    return FULL
-            replay_spans(net, limit)
+            replay(net, limit)
+            if log_is_full(net):
+                return FULL
         now = min(next_end(net), next_timer(net))
         if net.counts[FIFO] == 1:
             now = min(now, next_event(net))
@@ -250,7 +247,6 @@ def run(net: Net, until):  # type: ignore[no-untyped-def]
             solve(net)
             continue
         if barrier:
-            start_round(net)
             watch(net)
         handle_instant(net, now)
         if net.counts[N_MOMENTS] > 0:

@@ -3,12 +3,12 @@
 An *actor* (a worker) executes its operations one after the other, over and over: work, whose duration is multiplied by
 a factor that is drawn per step, exchanges with all servers, messages to its peers. A *server* serves one request at a
 time, in order of arrival. A *way* is the connection from an actor to a server, which sends its answer back on it, or to
-a peer; it carries one message at a time. Servers that act *together* hold one model: they serve one actor at a time,
-and update the model once they have gathered a given number of contributions.
+a peer; it carries one message at a time. *Coordinated* servers hold one model: they serve one actor at a time, and
+update the model once they have gathered a given number of contributions.
 
 Events of one instant are handled in the order in which they were scheduled. Messages sent at an instant are handed to
 the network in order, after its last event. The order is that of a discrete-event simulation in which actors, requests
-and waits are processes. :func:`go_round` returns to Python when Python has to act (the values of its status) and
+and waits are processes. :func:`run_actors` returns to Python when Python has to act (the values of its status) and
 records in a log what has happened.
 """
 
@@ -40,7 +40,7 @@ ASK = 7  # logged; Python is called before the actor continues
 RESIZE = 19  # as ASK; the actor's work may change
 STEP = 8  # logged: ends a step of the actor; `number` says whether that is an update (below)
 EXCHANGE = 3  # sends to all servers and waits for their answers
-# Operations at servers that act together
+# Operations at coordinated servers
 TRAVEL = 9  # waits until all ways have carried a message, to the servers (`number` 0) or back (1)
 REST = 10  # takes its duration, without a factor
 TURN = 11  # waits for exclusive use of the servers
@@ -61,11 +61,11 @@ AGAIN = 24  # jumps back `number` operations, until it has been reached as often
 
 # Which STEPs are updates: none; the last one of a round of all actors; each; each, with its staleness logged
 NO_UPDATE, COMMON, EACH, AGED = range(4)
-# Receivers of messages (MANNER): independent servers, or all peers; servers that act together; a peer that answers; a
-# peer that does not
-APART, TOGETHER, ANSWERING, PUSHING = range(4)
+# Receivers of messages (RECEIVER): independent servers, or all peers; coordinated servers; a peer that answers; a peer
+# that does not
+INDEPENDENT, COORDINATED, ANSWERING, ONE_WAY = range(4)
 
-# Status returned by `go_round`
+# Status returned by `run_actors`
 OVER = 0  # the run has ended
 LIMIT = 1  # no event is left up to the limit
 STUCK = 2  # no event is left at all
@@ -95,7 +95,7 @@ ASKS = 11  # 1: return ASKED after each service
 ENDING = 12  # 1: end the run after the events scheduled for this instant
 SPANS = 13  # 1: log work, waiting and services
 SLOWEST, BEHIND = 15, 16  # steps completed by all actors; number of actors with no more
-MANNER = 17
+RECEIVER = 17
 GATHERED = 18  # contributions to the next update
 MEETING, LAST_MEETING = 20, 33  # list of actors that wait for the next update, -1 if empty
 RESUMED = 21  # list of actors that continue because of an update
@@ -126,8 +126,8 @@ BLOCK = 64  # factors and choices drawn ahead per actor
 CHOICE = record(end="n", target="n", route="n", back_route="n")
 
 # Kinds of events (EVENT.item % N_EVENTS); EVENT.item // N_EVENTS is the number of an actor, way, server or message
-START, WORK_ENDS, ARRIVES, GRANTED, SERVICE_ENDS, RELEASED, ANSWERED, RETURNED, READ, THROUGH = range(10)
-UPDATES, END, BACK, GONE, FED, FALLS, LEAVES = range(10, 17)
+START, WORK_ENDS, ARRIVES, GRANTED, SERVICE_ENDS, RELEASED, ANSWERED, RETURNED, READ, WAIT_ENDS = range(10)
+UPDATES, END, RESTARTS, GONE, FED, CRASHES, LEAVES = range(10, 17)
 N_EVENTS = 32
 
 # Status of a contribution (ACTOR.part)
@@ -176,7 +176,7 @@ CRASH = record(start="f", end="f")
 
 
 class Tables(NamedTuple):
-    """Arguments of :func:`~ddlsim.network.lanes.go_round`."""
+    """Arguments of :func:`~ddlsim.network.lanes.run_actors`."""
 
     counts: Ints
     reals: Floats
@@ -205,13 +205,13 @@ ON = -1  # the actor continues with its next operation
 
 
 @inlined
-def come(t: Tables, time, what, number):  # type: ignore[no-untyped-def]
+def schedule_event(t: Tables, time, what, number):  # type: ignore[no-untyped-def]
     """Schedule an event for `time` (s), after those already scheduled for that time."""
     push(t.counts, t.calendar, time, what + N_EVENTS * number)
 
 
 @inlined
-def write(t: Tables, what, actor, place, begin, where, now):  # type: ignore[no-untyped-def]
+def log_row(t: Tables, what, actor, place, begin, where, now):  # type: ignore[no-untyped-def]
     """Append a row to the log; return its number."""
     i = t.counts[N_LOGGED]
     t.counts[N_LOGGED] = i + 1
@@ -226,17 +226,17 @@ def write(t: Tables, what, actor, place, begin, where, now):  # type: ignore[no-
 
 
 @inlined
-def leave(t: Tables, message):  # type: ignore[no-untyped-def]
+def queue_message(t: Tables, message):  # type: ignore[no-untyped-def]
     """Send a message when nothing is left of the instant, or of a pause."""
     if t.reals[OPENS] > t.reals[NOW]:
-        come(t, t.reals[OPENS], LEAVES, message)
+        schedule_event(t, t.reals[OPENS], LEAVES, message)
         return
     t.sends[t.counts[N_SENDS]] = message
     t.counts[N_SENDS] += 1
 
 
 @inlined
-def updated(t: Tables, row, now):  # type: ignore[no-untyped-def]
+def count_update(t: Tables, row, now):  # type: ignore[no-untyped-def]
     """Mark a row of the log as an update; return whether to return to Python because it was the last one."""
     if t.counts[UPDATES_LEFT] == 0:
         return False
@@ -245,7 +245,7 @@ def updated(t: Tables, row, now):  # type: ignore[no-untyped-def]
     if t.counts[UPDATES_LEFT] > 0:
         return False
     if t.counts[RETURNS] == 0:
-        come(t, now, END, 0)
+        schedule_event(t, now, END, 0)
     return t.counts[RETURNS] == 1
 
 
@@ -269,13 +269,13 @@ def is_down(t: Tables, actor, now):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def is_gone(t: Tables, actor, now):  # type: ignore[no-untyped-def]
+def is_down_forever(t: Tables, actor, now):  # type: ignore[no-untyped-def]
     """Whether an actor is down for ever."""
     return is_down(t, actor, now) and t.crashes[t.actors[actor].crash].end == np.inf
 
 
 @inlined
-def worked(t: Tables, actor, begin, end):  # type: ignore[no-untyped-def]
+def book_work(t: Tables, actor, begin, end):  # type: ignore[no-untyped-def]
     """Add work from `begin` (when the actor was ready) to `end` (s) to the actor's totals; standstills count as
     idle."""
     ready = begin
@@ -287,7 +287,7 @@ def worked(t: Tables, actor, begin, end):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def communicated(t: Tables, actor, begin, end):  # type: ignore[no-untyped-def]
+def book_communication(t: Tables, actor, begin, end):  # type: ignore[no-untyped-def]
     """Add a wait for messages from `begin` to `end` (s) to the actor's totals; its part in pauses counts as waiting."""
     waited = paused(t.pauses, begin, end)
     t.actors[actor].waiting += waited
@@ -314,10 +314,10 @@ def work(t: Tables, actor, op, seconds, now):  # type: ignore[no-untyped-def]
             t.actors[actor].down = 1
             fell = max(t.crashes[i].start, now)
             t.actors[actor].fell = fell
-            worked(t, actor, t.actors[actor].start, fell)
+            book_work(t, actor, t.actors[actor].start, fell)
             t.actors[actor].lost += fell - t.actors[actor].begun
             if t.crashes[i].end < np.inf:
-                come(t, t.crashes[i].end, BACK, actor)
+                schedule_event(t, t.crashes[i].end, RESTARTS, actor)
             return
         begin = now
         while t.crashes[i].start < now + seconds:
@@ -325,11 +325,11 @@ def work(t: Tables, actor, op, seconds, now):  # type: ignore[no-untyped-def]
             begin = t.crashes[i].end
             i += 1
     if seconds < np.inf:
-        come(t, now + seconds, WORK_ENDS, actor)
+        schedule_event(t, now + seconds, WORK_ENDS, actor)
 
 
 @inlined
-def carry(t: Tables, way, more, now):  # type: ignore[no-untyped-def]
+def change_in_flight(t: Tables, way, more, now):  # type: ignore[no-untyped-def]
     """Change the number of messages in flight between an actor and its peer by `more`, which affects their speeds."""
     actor = t.ways[way].actor
     peer = t.ways[way].end
@@ -341,10 +341,10 @@ def carry(t: Tables, way, more, now):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def back(t: Tables, actor, now):  # type: ignore[no-untyped-def]
+def restart(t: Tables, actor, now):  # type: ignore[no-untyped-def]
     """Restart an actor after a crash that undid its work: it takes the current model."""
     op = t.actors[actor].op
-    write(t, LOST, actor, op, t.actors[actor].start, t.actors[actor].fell, now)
+    log_row(t, LOST, actor, op, t.actors[actor].start, t.actors[actor].fell, now)
     t.actors[actor].idle += now - t.actors[actor].fell
     t.actors[actor].down = 0
     t.actors[actor].start = now
@@ -363,16 +363,16 @@ def wait_until_back(t: Tables, actor, now):  # type: ignore[no-untyped-def]
     t.actors[actor].left = -1
     i: int = next_crash(t, actor, now)
     if t.crashes[i].end < np.inf:
-        come(t, t.crashes[i].end, BACK, actor)
+        schedule_event(t, t.crashes[i].end, RESTARTS, actor)
 
 
 @inlined
-def falls(t: Tables, actor, now):  # type: ignore[no-untyped-def]
+def crash(t: Tables, actor, now):  # type: ignore[no-untyped-def]
     """Crash an actor; its requests to servers, and their answers, are lost."""
     i: int = next_crash(t, actor, now)
     after: int = i + 1 if t.crashes[i].start <= now else i
     if t.crashes[after].start < np.inf:
-        come(t, t.crashes[after].start, FALLS, actor)
+        schedule_event(t, t.crashes[after].start, CRASHES, actor)
     kind = t.ops[t.actors[actor].op].kind
     if after == i or t.actors[actor].left <= 0 or kind not in (EXCHANGE, TRAVEL):
         return
@@ -388,7 +388,7 @@ def falls(t: Tables, actor, now):  # type: ignore[no-untyped-def]
             leave_queue(t, way)
         t.ways[way].stage = NOWHERE
         t.ways[way].under_way = 0
-    communicated(t, actor, t.actors[actor].start, now)
+    book_communication(t, actor, t.actors[actor].start, now)
     wait_until_back(t, actor, now)
 
 
@@ -428,7 +428,7 @@ def grant(t: Tables, server, now):  # type: ignore[no-untyped-def]
         t.servers[server].head = t.ways[way].next
         t.servers[server].busy = 1
         t.ways[way].stage = IN_SERVICE
-        come(t, now, GRANTED, way)
+        schedule_event(t, now, GRANTED, way)
 
 
 @inlined
@@ -461,7 +461,7 @@ def rest(t: Tables, actor, seconds, now):  # type: ignore[no-untyped-def]
     if seconds <= 0.0:
         return ON
     t.actors[actor].start = now
-    come(t, t.reals[OPENS] + seconds, THROUGH, actor)
+    schedule_event(t, t.reals[OPENS] + seconds, WAIT_ENDS, actor)
     return GOING
 
 
@@ -472,7 +472,7 @@ def gather(t: Tables, actor, op, now):  # type: ignore[no-untyped-def]
     t.actors[actor].part = DROPPED
     if t.ops[op].kind == GATHER_NEW and staleness > 0:
         return ON
-    row = write(t, SERVED, actor, 0, now, now, now)
+    row = log_row(t, SERVED, actor, 0, now, now, now)
     t.log[row].staleness = staleness  # type: ignore[attr-defined]  # mypy knows no fields
     t.actors[actor].part = ADDED
     t.counts[GATHERED] += 1
@@ -489,13 +489,13 @@ def slowest_clock(t: Tables, now):  # type: ignore[no-untyped-def]
     """Return the least number of contributions of all actors that are not down for ever."""
     slowest = MANY
     for other in range(t.actors.size):
-        if t.counts[FAILING] == 0 or not is_gone(t, other, now):
+        if t.counts[FAILING] == 0 or not is_down_forever(t, other, now):
             slowest = min(slowest, t.actors[other].clock)
     return slowest
 
 
 @inlined
-def held_on(t: Tables, now):  # type: ignore[no-untyped-def]
+def resume_held(t: Tables, now):  # type: ignore[no-untyped-def]
     """Resume the actors that are no longer too far ahead of the slowest one; return the slowest clock."""
     slowest = slowest_clock(t, now)
     before = -1
@@ -511,31 +511,31 @@ def held_on(t: Tables, now):  # type: ignore[no-untyped-def]
                 t.actors[before].next = after
             if after < 0:
                 t.counts[LAST_HELD] = before
-            come(t, now, THROUGH, other)
+            schedule_event(t, now, WAIT_ENDS, other)
         other = after
     return slowest
 
 
 @inlined
-def tick(t: Tables, actor, slack, now):  # type: ignore[no-untyped-def]
+def advance_clock(t: Tables, actor, slack, now):  # type: ignore[no-untyped-def]
     """Advance an actor's clock, which may resume others; return whether the actor itself may continue."""
     t.actors[actor].clock += 1
-    return t.actors[actor].clock - held_on(t, now) <= slack
+    return t.actors[actor].clock - resume_held(t, now) <= slack
 
 
 @inlined
-def gone(t: Tables, actor, now):  # type: ignore[no-untyped-def]
+def resume_dependents(t: Tables, actor, now):  # type: ignore[no-untyped-def]
     """Resume the actors that wait for the clock or the answer of an actor that is down for ever."""
-    if t.counts[MANNER] >= ANSWERING:
+    if t.counts[RECEIVER] >= ANSWERING:
         for way in range(t.ways.size):
             if t.ways[way].end == actor and t.ways[way].under_way == 1:
-                come(t, now, RETURNED, way)
+                schedule_event(t, now, RETURNED, way)
     elif t.counts[HELD] >= 0:
-        held_on(t, now)
+        resume_held(t, now)
 
 
 @inlined
-def at_servers(t: Tables, actor, op, now):  # type: ignore[no-untyped-def]
+def run_at_servers(t: Tables, actor, op, now):  # type: ignore[no-untyped-def]
     """Execute an operation at servers; return GOING if it takes time, else ON or a status for Python."""
     kind = t.ops[op].kind
     number = t.ops[op].number
@@ -546,22 +546,22 @@ def at_servers(t: Tables, actor, op, now):  # type: ignore[no-untyped-def]
     if kind == UPDATE:
         if t.actors[actor].part == COMPLETING:
             t.servers[0].version += 1
-            row = write(t, op, actor, op, t.actors[actor].start, now, now)
-            if number == 1 and updated(t, row, now):
+            row = log_row(t, op, actor, op, t.actors[actor].start, now, now)
+            if number == 1 and count_update(t, row, now):
                 return UPDATED
         return ON
     if kind == RELEASE:
         if t.actors[actor].part == COMPLETING:
-            come(t, now, UPDATES, 0)
+            schedule_event(t, now, UPDATES, 0)
         t.servers[0].busy = 0
-        come(t, now, RELEASED, 0)
+        schedule_event(t, now, RELEASED, 0)
         return ON
     if kind == TAKE:
         t.actors[actor].version = t.servers[0].version
         if t.counts[RETURNS] == 1:
-            write(t, op, actor, op, now, now, now)
+            log_row(t, op, actor, op, now, now, now)
         return ASKED if number == 1 else ON
-    if kind == CLOCK and tick(t, actor, number, now):
+    if kind == CLOCK and advance_clock(t, actor, number, now):
         return ON
     if kind == MEET and number == 0 and t.actors[actor].part == DROPPED:
         return ON
@@ -574,7 +574,7 @@ def at_servers(t: Tables, actor, op, now):  # type: ignore[no-untyped-def]
         for way in range(t.actors[actor].first, t.actors[actor].last):
             t.ways[way].under_way = 1
             t.ways[way].stage = ANSWERING_IT if number == 1 else GOING_THERE
-            leave(t, 2 * way + number)
+            queue_message(t, 2 * way + number)
     elif kind == TURN:
         request(t, t.actors[actor].first, now)
     elif kind == MEET and number == 0:
@@ -591,8 +591,8 @@ def next_op(t: Tables, actor):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def to_one(t: Tables, actor, op, now):  # type: ignore[no-untyped-def]
-    """Execute CHOOSE, DISPATCH or JOIN; return as :func:`at_servers` does."""
+def run_message(t: Tables, actor, op, now):  # type: ignore[no-untyped-def]
+    """Execute CHOOSE, DISPATCH or JOIN; return as :func:`run_at_servers` does."""
     kind = t.ops[op].kind
     way = t.actors[actor].first
     if kind == JOIN:
@@ -614,7 +614,7 @@ def to_one(t: Tables, actor, op, now):  # type: ignore[no-untyped-def]
         t.ways[way].back_route = choice.back_route
         t.ways[way].begin = now
         t.ways[way].under_way = 1
-        leave(t, 2 * way)
+        queue_message(t, 2 * way)
     elif choice.end < 0 or (t.counts[FAILING] == 1 and is_down(t, choice.end, now)):
         t.actors[actor].op += t.ops[op].number
     return ON
@@ -625,7 +625,7 @@ def step_ends(t: Tables, actor, op, row, now):  # type: ignore[no-untyped-def]
     """Count a completed step; return whether to return to Python because of the update it makes."""
     number = t.ops[op].number
     if number in (EACH, AGED):
-        told = updated(t, row, now)
+        told = count_update(t, row, now)
         if number == AGED:
             t.log[row].staleness = t.counts[N_UPDATES] - t.actors[actor].version
             t.counts[N_UPDATES] += t.log[row].whole
@@ -643,11 +643,11 @@ def step_ends(t: Tables, actor, op, row, now):  # type: ignore[no-untyped-def]
     t.counts[SLOWEST] = steps + 1
     for other in range(t.actors.size):
         t.counts[BEHIND] += 1 if t.actors[other].steps == steps + 1 else 0
-    return updated(t, row, now)
+    return count_update(t, row, now)
 
 
 @inlined
-def go_on(t: Tables, actor, now):  # type: ignore[no-untyped-def]
+def run_operations(t: Tables, actor, now):  # type: ignore[no-untyped-def]
     """Execute an actor's operations up to the first that takes time; return GOING, or a status for Python."""
     n_ops = t.ops.size
     while True:
@@ -682,13 +682,13 @@ def go_on(t: Tables, actor, now):  # type: ignore[no-untyped-def]
             t.actors[actor].posts += 1
             for way in range(t.actors[actor].first, t.actors[actor].last):
                 t.ways[way].begin = now
-                leave(t, 2 * way)
+                queue_message(t, 2 * way)
         elif kind == AWAIT:
             t.actors[actor].start = now
             place: int = round_of(t, actor, t.actors[actor].posts)
             t.actors[actor].left = t.rounds[place].left
             if t.actors[actor].left == 0:
-                come(t, now, THROUGH, actor)
+                schedule_event(t, now, WAIT_ENDS, actor)
             return GOING
         elif kind == AGAIN:
             if t.log.size - t.counts[N_LOGGED] < n_ops + 2:
@@ -700,11 +700,11 @@ def go_on(t: Tables, actor, now):  # type: ignore[no-untyped-def]
                 continue
             t.actors[actor].turns = 0
         elif kind == EXCHANGE or TRAVEL <= kind <= TAKE or kind >= CHOOSE:
-            then = at_servers(t, actor, op, now) if kind < CHOOSE else to_one(t, actor, op, now)
+            then = run_at_servers(t, actor, op, now) if kind < CHOOSE else run_message(t, actor, op, now)
             if then in (GOING, CHOICES):
                 return then
         else:
-            row = write(t, op, actor, op, now, now, now)
+            row = log_row(t, op, actor, op, now, now, now)
             if kind in (ASK, RESIZE):
                 then = ASKED
             elif kind == STEP and step_ends(t, actor, op, row, now):
@@ -719,12 +719,12 @@ def go_on(t: Tables, actor, now):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def less(t: Tables, actor, now):  # type: ignore[no-untyped-def]
+def count_arrival(t: Tables, actor, now):  # type: ignore[no-untyped-def]
     """Count one of the messages that an actor waits for as arrived."""
     left = t.actors[actor].left - 1
     t.actors[actor].left = left
     if left == 0:
-        come(t, now, THROUGH, actor)
+        schedule_event(t, now, WAIT_ENDS, actor)
 
 
 @inlined
@@ -741,7 +741,7 @@ def delivered(t: Tables, way, actor, now):  # type: ignore[no-untyped-def]
     t.rounds[place].left -= 1
     t.rounds[place].ready = max(t.rounds[place].ready, t.ways[way].begin)
     if t.actors[actor].left > 0 and number == t.actors[actor].posts:
-        less(t, actor, now)
+        count_arrival(t, actor, now)
 
 
 @inlined
@@ -752,10 +752,10 @@ def served(t: Tables, way, now):  # type: ignore[no-untyped-def]
     if t.ways[way].lost_service > 0:
         t.ways[way].lost_service = 0
         t.servers[server].busy = 0
-        come(t, now, RELEASED, server)
+        schedule_event(t, now, RELEASED, server)
         return
     t.ways[way].stage = ANSWERING_IT
-    row = write(t, SERVED, actor, server, t.ways[way].begin, now, now)
+    row = log_row(t, SERVED, actor, server, t.ways[way].begin, now, now)
     version = t.servers[server].version
     t.log[row].staleness = version - t.ways[way].version  # type: ignore[attr-defined]  # mypy knows no fields
     t.servers[server].version = version + 1
@@ -765,14 +765,14 @@ def served(t: Tables, way, now):  # type: ignore[no-untyped-def]
     for other in range(t.actors[actor].first, t.actors[actor].last):
         whole = whole and t.ways[other].under_way == 0
     if whole:
-        updated(t, row, now)
+        count_update(t, row, now)
     t.servers[server].busy = 0
-    come(t, now, RELEASED, server)
-    leave(t, 2 * way + 1)
+    schedule_event(t, now, RELEASED, server)
+    queue_message(t, 2 * way + 1)
 
 
 @inlined
-def through(t: Tables, actor, now):  # type: ignore[no-untyped-def]
+def end_wait(t: Tables, actor, now):  # type: ignore[no-untyped-def]
     """End an actor's wait: the first part was for others, the rest for messages."""
     kind = t.ops[t.actors[actor].op].kind
     start = t.actors[actor].start
@@ -789,32 +789,32 @@ def through(t: Tables, actor, now):  # type: ignore[no-untyped-def]
     ready = min(max(ready, start), now)
     t.actors[actor].left = -1
     t.actors[actor].waiting += ready - start
-    communicated(t, actor, ready, now)
+    book_communication(t, actor, ready, now)
     if t.counts[SPANS] == 1:
-        write(t, WAITED, actor, t.actors[actor].op, start, ready, now)
+        log_row(t, WAITED, actor, t.actors[actor].op, start, ready, now)
 
 
 @inlined
-def proceed(t: Tables, actor, now):  # type: ignore[no-untyped-def]
+def resume(t: Tables, actor, now):  # type: ignore[no-untyped-def]
     """End an actor's wait and its operation; return the actor."""
-    through(t, actor, now)
+    end_wait(t, actor, now)
     next_op(t, actor)
     return actor
 
 
 @inlined
-def one_arrives(t: Tables, way, what, now):  # type: ignore[no-untyped-def]
+def handle_arrival(t: Tables, way, what, now):  # type: ignore[no-untyped-def]
     """Handle the arrival of a message at a peer, or of its answer."""
     actor = t.ways[way].actor
     if what == ARRIVES:
         if t.counts[RETURNS] == 1:
-            write(t, SERVED, actor, t.ways[way].end, now, now, now)
-        if t.counts[MANNER] == ANSWERING:
+            log_row(t, SERVED, actor, t.ways[way].end, now, now, now)
+        if t.counts[RECEIVER] == ANSWERING:
             t.counts[ASKING] = way
             return
     if t.counts[SPANS] == 1:
-        write(t, DELIVERED, actor, t.ways[way].end, t.ways[way].begin, now, now)
-    come(t, now, RETURNED, way)
+        log_row(t, DELIVERED, actor, t.ways[way].end, t.ways[way].begin, now, now)
+    schedule_event(t, now, RETURNED, way)
 
 
 @inlined
@@ -823,83 +823,83 @@ def answer(t: Tables):  # type: ignore[no-untyped-def]
     way = t.counts[ASKING]
     t.counts[ASKING] = -1
     if t.ways[way].seconds > 0.0:
-        come(t, t.reals[OPENS] + t.ways[way].seconds, SERVICE_ENDS, way)
+        schedule_event(t, t.reals[OPENS] + t.ways[way].seconds, SERVICE_ENDS, way)
     else:
-        leave(t, 2 * way + 1)
+        queue_message(t, 2 * way + 1)
 
 
 @inlined
-def happen(t: Tables, item, now):  # type: ignore[no-untyped-def]
+def handle_event(t: Tables, item, now):  # type: ignore[no-untyped-def]
     """Handle an event; return the actor that continues because of it, -1 if none."""
     what = item % N_EVENTS
     i = item // N_EVENTS
-    manner = t.counts[MANNER]
+    receiver = t.counts[RECEIVER]
     if what == START:
         return i
     if t.devices.size > 0 and what in (ARRIVES, ANSWERED):
-        carry(t, i, -1, now)
+        change_in_flight(t, i, -1, now)
     if what in (WORK_ENDS, FED):
         if what == FED:
             t.actors[i].input += now - t.actors[i].start
         else:
-            worked(t, i, t.actors[i].start, now)
+            book_work(t, i, t.actors[i].start, now)
             if t.devices.size > 0:
                 t.devices[i].row = -1
         if t.counts[SPANS] == 1:
-            write(t, BROUGHT if what == FED else WORKED, i, t.actors[i].op, t.actors[i].start, now, now)
+            log_row(t, BROUGHT if what == FED else WORKED, i, t.actors[i].op, t.actors[i].start, now, now)
         next_op(t, i)
         return i
     if what in (ARRIVES, ANSWERED) and is_lost(t, i, what):
         return -1
-    if what in (ARRIVES, ANSWERED) and manner == TOGETHER:
+    if what in (ARRIVES, ANSWERED) and receiver == COORDINATED:
         t.ways[i].stage = NOWHERE
-        less(t, t.ways[i].actor, now)
-    elif what in (ARRIVES, ANSWERED) and manner >= ANSWERING:
-        one_arrives(t, i, what, now)
+        count_arrival(t, t.ways[i].actor, now)
+    elif what in (ARRIVES, ANSWERED) and receiver >= ANSWERING:
+        handle_arrival(t, i, what, now)
     elif what == ARRIVES and t.servers.size > 0:
         request(t, i, now)
     elif what == ARRIVES:
-        come(t, now, READ, i)
+        schedule_event(t, now, READ, i)
     elif what == GRANTED:
         actor = t.ways[i].actor
-        if manner == TOGETHER:
-            return proceed(t, actor, now)
+        if receiver == COORDINATED:
+            return resume(t, actor, now)
         begin = t.reals[OPENS]
         t.ways[i].begin = now
         t.actors[actor].queued = max(t.actors[actor].queued, begin - t.ways[i].arrived)
         seconds = t.servers[t.ways[i].end].seconds
         if seconds > 0.0 or begin > now:
-            come(t, begin + seconds, SERVICE_ENDS, i)
+            schedule_event(t, begin + seconds, SERVICE_ENDS, i)
         else:
             served(t, i, now)
-    elif what == SERVICE_ENDS and manner == ANSWERING:
-        leave(t, 2 * i + 1)
+    elif what == SERVICE_ENDS and receiver == ANSWERING:
+        queue_message(t, 2 * i + 1)
     elif what == SERVICE_ENDS:
         served(t, i, now)
     elif what == RELEASED:
         grant(t, i, now)
     elif what == ANSWERED:
         t.ways[i].stage = NOWHERE
-        come(t, now, RETURNED, i)
+        schedule_event(t, now, RETURNED, i)
     elif what == RETURNED:
         actor = t.ways[i].actor
         t.ways[i].under_way = 0
-        if t.actors[actor].left > 0 and manner >= ANSWERING:
-            return proceed(t, actor, now)
+        if t.actors[actor].left > 0 and receiver >= ANSWERING:
+            return resume(t, actor, now)
         if t.actors[actor].left > 0:
-            less(t, actor, now)
+            count_arrival(t, actor, now)
     elif what == READ:
         delivered(t, i, t.ways[i].end, now)
         delivered(t, i, t.ways[i].actor, now)
-    elif what == BACK:
-        back(t, i, now)
+    elif what == RESTARTS:
+        restart(t, i, now)
         return i
     elif what == GONE:
-        gone(t, i, now)
-    elif what == FALLS:
-        falls(t, i, now)
+        resume_dependents(t, i, now)
+    elif what == CRASHES:
+        crash(t, i, now)
     elif what == LEAVES:
-        leave(t, i)
+        queue_message(t, i)
     elif what == UPDATES:
         t.counts[RESUMED] = t.counts[MEETING]
         t.counts[MEETING] = -1
@@ -909,8 +909,8 @@ def happen(t: Tables, item, now):  # type: ignore[no-untyped-def]
                 t.actors[other].next = t.counts[RESUMED]
                 t.counts[RESUMED] = other
         t.counts[INVITED] = 0
-    else:  # THROUGH
-        return proceed(t, i, now)
+    else:  # WAIT_ENDS
+        return resume(t, i, now)
     return -1
 
 
@@ -918,7 +918,7 @@ def _entry_point(stamp: int) -> Any:
     """Return the function that Python calls; its cache key includes `stamp`, a hash of the inlined sources."""
 
     @entry
-    def go_round(  # type: ignore[no-untyped-def]
+    def run_actors(  # type: ignore[no-untyped-def]
         table: Ints, limit, counts, reals, ops, seconds, actors, ways, servers, rounds, factors, choices,
         slow, devices, contention, crashes, calendar, sends, log, pauses,
     ):  # fmt: skip
@@ -937,7 +937,7 @@ def _entry_point(stamp: int) -> Any:
             push(counts, calendar, calendar[counts[N_CALENDAR]].time, calendar[counts[N_CALENDAR]].item)
         if counts[ENDING] == 1:
             counts[ENDING] = 0
-            come(t, reals[NOW], END, 0)
+            schedule_event(t, reals[NOW], END, 0)
         while True:
             now = reals[NOW]
             reals[OPENS] = earliest(pauses, now)
@@ -951,7 +951,7 @@ def _entry_point(stamp: int) -> Any:
             if actor < 0 and counts[RESUMED] >= 0:
                 actor = counts[RESUMED]
                 counts[RESUMED] = actors[actor].next
-                proceed(t, actor, now)
+                resume(t, actor, now)
             elif actor < 0:
                 while counts[N_STALE] > 0 and stale(
                     actors, calendar[0].item, calendar[0].sequence, WORK_ENDS, N_EVENTS
@@ -973,7 +973,7 @@ def _entry_point(stamp: int) -> Any:
                         call_send(counts[SEND], table, handle, source, target, route, nbytes, now)
                         reals[QUIET] = -np.inf
                         if devices.size > 0:
-                            carry(t, way, 1, now)
+                            change_in_flight(t, way, 1, now)
                     n = counts[N_SENDS]
                     counts[N_SENDS] = 0
                     if devices.size > 0 and n > 0:
@@ -997,7 +997,7 @@ def _entry_point(stamp: int) -> Any:
                                 net.out[counts[N_ELSEWHERE]].rank = net.out[i].rank
                                 counts[N_ELSEWHERE] += 1
                             else:
-                                come(t, time, ANSWERED if message & 1 == 1 else ARRIVES, message >> 1)
+                                schedule_event(t, time, ANSWERED if message & 1 == 1 else ARRIVES, message >> 1)
                         if counts[N_ELSEWHERE] > 0:
                             reals[WHEN] = time
                             return ELSEWHERE
@@ -1013,10 +1013,10 @@ def _entry_point(stamp: int) -> Any:
                 item = pop(counts, calendar)
                 if item % N_EVENTS == END:
                     return OVER
-                actor = happen(t, item, now)
+                actor = handle_event(t, item, now)
             counts[PENDING] = -1
             if actor >= 0:
-                status = go_on(t, actor, now)
+                status = run_operations(t, actor, now)
                 if status != GOING:
                     return status
             if left > 0 and counts[UPDATES_LEFT] == 0 and counts[RETURNS] == 1:
@@ -1024,7 +1024,7 @@ def _entry_point(stamp: int) -> Any:
             if counts[ASKS] == 1 and counts[N_LOGGED] > logged and log[counts[N_LOGGED] - 1].what == SERVED:
                 return ASKED
 
-    return go_round
+    return run_actors
 
 
-go_round = _entry_point(network_stamp())
+run_actors = _entry_point(network_stamp())

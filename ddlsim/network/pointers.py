@@ -29,6 +29,7 @@ ARGUMENTS = {
     "work_queues": _EXTENSION,
     "shape": _EXTENSION,
     "change": _EXTENSION,
+    "replay_rounds": _EXTENSION,
 }
 
 

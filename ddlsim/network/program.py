@@ -15,7 +15,7 @@ import numpy as np
 from ddlsim.collectives import Round, Schedule
 from ddlsim.compiler import entry
 from ddlsim.errors import ConfigError
-from ddlsim.network.state import Floats, Ints, Places
+from ddlsim.network.state import Floats, Ints, Places, Records
 
 
 @dataclass(frozen=True)
@@ -122,36 +122,22 @@ def _grouped(keys: Places, n_keys: int) -> tuple[Places, Places]:
     return offsets, items
 
 
-@entry
-def write_steps(rows, step, message, table, repeat, following, send, recv):  # type: ignore[no-untyped-def]
-    """Fill STEP records; `step`, `message` and `table` are the offsets of this program in the net's arrays."""
-    for i in range(rows.size):
-        rows[i].repeat = repeat[i]
-        rows[i].next = step + following[i] if following[i] >= 0 else -1
-        rows[i].send = message + send[i]
-        rows[i].send_end = message + send[i + 1]
-        rows[i].recv = table + recv[i]
-        rows[i].recv_end = table + recv[i + 1]
+def write_steps(rows: Records, step: int, message: int, table: int, program: Program) -> None:
+    """Fill STEP records; `step`, `message` and `table` are the offsets of the program in the net's arrays."""
+    rows["repeat"] = program.step_repeat
+    rows["next"] = np.where(program.step_next < 0, -1, step + program.step_next)
+    rows["send"], rows["send_end"] = message + program.step_send[:-1], message + program.step_send[1:]
+    rows["recv"], rows["recv_end"] = table + program.step_recv[:-1], table + program.step_recv[1:]
 
 
-@entry
-def write_messages(rows, step, route, weight, nodes, shape):  # type: ignore[no-untyped-def]
-    """Fill MESSAGE records; `step`, `route` and `weight` are the offsets of this program in the net's arrays.
-
-    `nodes` are the nodes of the ranks; `shape` is (src, dst, receiving, weight, stride, reduce) of the program.
-    """
-    src, dst, receiving, weights, stride, reduce = shape
-    for i in range(rows.size):
-        rows[i].src = src[i]
-        rows[i].dst = dst[i]
-        rows[i].step = step + receiving[i]
-        rows[i].route = route + i
-        rows[i].weight = weight + weights[i]
-        rows[i].stride = stride[i]
-        rows[i].reduce = reduce[i]
-        rows[i].source = nodes[src[i] % nodes.size]
-        rows[i].target = nodes[dst[i] % nodes.size]
-        rows[i].counter = i
+def write_messages(
+    rows: Records, step: int, route: int, weight: int, source: Ints, target: Ints, program: Program
+) -> None:
+    """Fill MESSAGE records; `step`, `route` and `weight` are the offsets of the program in the net's arrays."""
+    numbers = np.arange(len(rows))
+    rows["src"], rows["dst"], rows["source"], rows["target"] = program.src, program.dst, source, target
+    rows["step"], rows["route"], rows["weight"] = step + program.receiving, route + numbers, weight + program.weight
+    rows["stride"], rows["reduce"], rows["counter"] = program.stride, program.reduce, numbers
 
 
 @entry

@@ -23,7 +23,7 @@ from __future__ import annotations
 import numpy as np
 
 from ddlsim.compiler import called, inlined
-from ddlsim.network.flows import add_flow, free_reverse, line_up, link_bytes, load_reverse, log_busy, renumber
+from ddlsim.network.flows import add_flow, enqueue, free_reverse, link_bytes, load_reverse, log_busy, renumber
 from ddlsim.network.heap import heap_remove, heap_set
 from ddlsim.network.state import (
     FLOWING,
@@ -181,7 +181,7 @@ def send_units(net: Net, slot, arriving):  # type: ignore[no-untyped-def]
             net.trains[slot].flying += 1
             arrive(net, entry)
             if net.queues[channel].backlogged == 0:
-                fill_up(net, channel)
+                begin_backlog(net, channel)
                 net.queues[channel].burst = entry
             else:
                 put_mark(net, channel, entry, BURST, 0.0)
@@ -215,7 +215,7 @@ def wait_in_line(net: Net, slot):  # type: ignore[no-untyped-def]
     connection: int = ordered_connection(net, slot)
     if connection < 0 or net.connections[connection].busy == 0:
         return False
-    line_up(net, slot, connection)
+    enqueue(net, slot, connection)
     return True
 
 
@@ -240,7 +240,7 @@ def work(net: Net, channel):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def fill_up(net: Net, channel):  # type: ignore[no-untyped-def]
+def begin_backlog(net: Net, channel):  # type: ignore[no-untyped-def]
     """Begin a backlog. Positions of bytes are counted from its beginning."""
     net.queues[channel].backlogged = 1
     net.queues[channel].arrived = 0.0
@@ -330,7 +330,7 @@ def refresh(net: Net, channel):  # type: ignore[no-untyped-def]
     inflow = net.queues[channel].inflow
     capacity = net.queues[channel].capacity
     if net.queues[channel].backlogged == 0 and inflow > capacity * FULL_RATE:
-        fill_up(net, channel)
+        begin_backlog(net, channel)
     rate = capacity if net.queues[channel].backlogged == 1 else inflow
     net.queues[channel].rate = rate
     burst = net.queues[channel].burst
@@ -412,7 +412,7 @@ def leave(net: Net, entry, kind):  # type: ignore[no-untyped-def]
             if missing <= LOST * size:
                 continue
             arrive(net, entry)
-            fill_up(net, channel)
+            begin_backlog(net, channel)
             net.queues[channel].burst = entry
         last = net.queues[channel].last
         position = net.queues[channel].arrived + missing

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from ddlsim.compiler import inlined
-from ddlsim.network.flows import free_reverse, log_busy, mark_dirty, put_on, share_of, unlist
+from ddlsim.network.flows import add_to_channel, free_reverse, log_busy, mark_dirty, remove_from_channel, share_of
 from ddlsim.network.shaping import wire_bytes
 from ddlsim.network.state import (
     CLEARED,
@@ -147,7 +147,7 @@ def leave(net: Net, channel, entry, nbytes):  # type: ignore[no-untyped-def]
     """Remove a flow from a channel that has carried `nbytes` of it."""
     now = net.reals[NOW]
     book_bytes(net, channel, nbytes, 1.0)
-    if unlist(net, channel, entry) > 0:
+    if remove_from_channel(net, channel, entry) > 0:
         mark_dirty(net, channel)
         return
     since = net.channels[channel].since
@@ -162,6 +162,6 @@ def leave(net: Net, channel, entry, nbytes):  # type: ignore[no-untyped-def]
 @inlined
 def enter(net: Net, channel, entry, nbytes, share):  # type: ignore[no-untyped-def]
     """Add a share of a flow to a channel, which carries that share of the message without its first `nbytes`."""
-    put_on(net, channel, entry, share)
+    add_to_channel(net, channel, entry, share)
     net.channels[channel].nbytes -= nbytes * share
     mark_dirty(net, channel)

@@ -48,6 +48,7 @@ from ddlsim.network.state import (
     ROUND_SIZE,
     ROUND_TAIL,
     ROUND_THREADS,
+    ROUNDS_CODE,
     SHAPED,
     SPLIT,
     STEPPED,
@@ -67,7 +68,8 @@ MOST = 64  # flows on a channel that are searched for slower ones
 def at_barrier(net: Net):  # type: ignore[no-untyped-def]
     """Whether all threads of all live collectives have just entered a step, and nothing else is in progress."""
     if (
-        net.counts[N_ACTIVE] + net.counts[N_QUEUED] + net.counts[N_DELIVERING] > 0
+        net.counts[ROUNDS_CODE] == 0
+        or net.counts[N_ACTIVE] + net.counts[N_QUEUED] + net.counts[N_DELIVERING] > 0
         or net.counts[N_OUT] + net.counts[N_FOREIGN] > 0
     ):
         return False
@@ -83,7 +85,7 @@ def n_timers(net: Net):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def comes_again(net: Net):  # type: ignore[no-untyped-def]
+def is_repeated(net: Net):  # type: ignore[no-untyped-def]
     """Whether one message in flight, which stands for all, belongs to a step that is repeated."""
     mask = net.fifo.size - 1
     slot = net.fifo[(net.counts[FIFO_TAIL] - 1) & mask].item
@@ -94,7 +96,7 @@ def comes_again(net: Net):  # type: ignore[no-untyped-def]
 def watch(net: Net):  # type: ignore[no-untyped-def]
     """Start recording the round that begins at the present barrier."""
     net.counts[N_MOMENTS] = 0
-    if net.counts[LOG_ON] == 1 or net.counts[STEPS_LEFT] == 0 or not comes_again(net):
+    if net.counts[LOG_ON] == 1 or net.counts[STEPS_LEFT] == 0 or not is_repeated(net):
         return
     net.reals[ROUND_BEGIN] = net.reals[NOW]
     net.counts[N_SPANS] = 0
@@ -106,7 +108,7 @@ def watch(net: Net):  # type: ignore[no-untyped-def]
     net.counts[ROUND_DELIVERED] = net.counts[N_MESSAGES]
     for channel in range(net.channels.size):
         net.round_busy[channel] = net.channels[channel].busy
-    put_down(net, 0)
+    record_scheduled(net, 0)
 
 
 @inlined
@@ -126,11 +128,11 @@ def observe(net: Net):  # type: ignore[no-untyped-def]
     elif stepped > 0:  # the end of the round, if it has one
         net.counts[N_MOMENTS] = at + 1 if at_barrier(net) and left == 0 else 0
     else:
-        put_down(net, at)
+        record_scheduled(net, at)
 
 
 @inlined
-def put_down(net: Net, at):  # type: ignore[no-untyped-def]
+def record_scheduled(net: Net, at):  # type: ignore[no-untyped-def]
     """Record what has been scheduled at the present instant, number `at`; stop recording if there is no room."""
     now = net.reals[NOW]
     fits = at + 2 < net.moments.size
@@ -139,22 +141,22 @@ def put_down(net: Net, at):  # type: ignore[no-untyped-def]
     head = max(net.counts[ROUND_TAIL], net.counts[FIFO_HEAD])
     for i in range(head, net.counts[FIFO_TAIL]):
         if fits:
-            length = waiting(net, net.fifo[i & mask].item)
-            span = put_span(net, span, at, length)
+            length = waiting_time(net, net.fifo[i & mask].item)
+            span = add_span(net, span, at, length)
             fits = span >= 0 and net.fifo[i & mask].time == now + length
     if net.counts[TIMER_SEQUENCE] != net.counts[ROUND_SEQUENCE]:
         for i in range(net.counts[N_TIMER_HEAP]):
             if fits and net.timers[i].sequence >= net.counts[ROUND_SEQUENCE]:
-                length = waiting(net, net.timers[i].item)
-                span = put_span(net, max(span, 0), at, length)
+                length = waiting_time(net, net.timers[i].item)
+                span = add_span(net, max(span, 0), at, length)
                 fits = span >= 0 and net.timers[i].time == now + length
     for flow in range(net.counts[N_ACTIVE] - net.counts[ROUND_NEW], net.counts[N_ACTIVE]):
         if fits:
             slot = net.flows[flow].slot
             nbytes = link_bytes(net, slot) if net.counts[SHAPED] == 0 else net.wire[slot]
             length = nbytes / net.flow_rate[flow]
-            span = put_span(net, max(span, 0), at, length)
-            fits = span >= 0 and net.flow_end[flow] == now + length and is_plain(net, flow)
+            span = add_span(net, max(span, 0), at, length)
+            fits = span >= 0 and net.flow_end[flow] == now + length and is_order_independent(net, flow)
             if net.counts[TRANSPORTED] == 1:
                 fits = fits and not is_awaited(net, slot)
     net.counts[ROUND_TAIL] = net.counts[FIFO_TAIL]
@@ -163,7 +165,7 @@ def put_down(net: Net, at):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def waiting(net: Net, slot):  # type: ignore[no-untyped-def]
+def waiting_time(net: Net, slot):  # type: ignore[no-untyped-def]
     """Return how long a message waits until it flows or, after that, is reduced, in s; NaN if that is not constant."""
     message = net.messages[net.slots[slot].message]
     if net.slots[slot].state == WAITING:
@@ -220,7 +222,7 @@ def may_shrink(net: Net):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def is_plain(net: Net, flow):  # type: ignore[no-untyped-def]
+def is_order_independent(net: Net, flow):  # type: ignore[no-untyped-def]
     """Whether the bits of a flow's rate do not depend on the order in which channels and flows were processed.
 
     They do not on a full channel on which all slower flows have one and the same rate: this flow's rate is an equal
@@ -260,7 +262,7 @@ def is_plain(net: Net, flow):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def put_span(net: Net, guess, cause, length):  # type: ignore[no-untyped-def]
+def add_span(net: Net, guess, cause, length):  # type: ignore[no-untyped-def]
     """Return the place of a span, perhaps `guess`; append it if it is new. Return -1 if there is no room."""
     n = net.counts[N_SPANS]
     if guess < n and net.spans[guess].cause == cause and net.spans[guess].length == length:

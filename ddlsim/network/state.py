@@ -90,7 +90,8 @@ SHAPING_CODE = 60
 CHANGES_CODE = 61
 ISSUE_SEQUENCE = 62  # messages issued, but for those of replayed rounds
 SWEEPING = 63  # 1: rates of all flows are worked out anew, instead of searching for those that can change
-N_COUNTS = 64
+ROUNDS_CODE = 64  # address of the extension that replays rounds (ddlsim.network.extensions), 0 until a network needs it
+N_COUNTS = 65
 
 # Places in Net.reals (float64)
 NOW = 0

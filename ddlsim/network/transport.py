@@ -11,7 +11,7 @@ import numpy as np
 from ddlsim.cluster.details import MOST_TIMEOUT
 from ddlsim.compiler import inlined
 from ddlsim.network.calendar import push_timer
-from ddlsim.network.flows import line_up
+from ddlsim.network.flows import enqueue
 from ddlsim.network.shaping import wire_bytes
 from ddlsim.network.state import CLEARED, EPOCH, FIFO, HOP_SHIFT, NOW, Net
 
@@ -54,7 +54,7 @@ def has_to_wait(net: Net, slot):  # type: ignore[no-untyped-def]
         net.connections[connection].pending -= 1
         return times_out(net, slot, connection)
     if net.counts[FIFO] == 0 and net.connections[connection].busy == 1:
-        line_up(net, slot, connection)
+        enqueue(net, slot, connection)
         return True
     if net.counts[FIFO] == 0:  # under FIFO, messages wait for each other in queues
         net.connections[connection].busy = net.connections[connection].ordered

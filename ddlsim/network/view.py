@@ -158,11 +158,8 @@ class _ViewAttributes(AttributeTemplate):
 @lower_getattr_generic(_ViewType)
 def _field(context: Any, builder: Any, kind: Any, view: Any, name: str) -> Any:
     place = ir.Constant(ir.IntType(32), _PLACE[name])
-    address = builder.load(builder.gep(view, [_FIRST, _FIRST, place, _FIRST], inbounds=True))
-    column = _COLUMNS[name]
-    data = builder.bitcast(address, context.get_data_type(column.item).as_pointer())
-    size = builder.load(builder.gep(view, [_FIRST, _FIRST, place, _SECOND], inbounds=True))
-    return _made(context, builder, column, data, size)
+    entry = builder.gep(view, [_FIRST, _FIRST, place], inbounds=True)
+    return builder.load(builder.bitcast(entry, context.get_value_type(_COLUMNS[name]).as_pointer()))
 
 
 def _attach(typing: Any, table: Any) -> Any:

@@ -114,12 +114,12 @@ def _targets() -> None:
 
 #: (purpose, function that compiles it, CPU time in s with a cold cache)
 STEPS: tuple[tuple[str, Callable[[], object], float], ...] = (
-    ("collectives", _run, 10.0),
+    ("collectives", _run, 8.0),
     ("frames of TCP", partial(_run, "cloud-25g-16x8-v100", 16), 1.0),
     ("routes on tori", partial(_run, "torus-2d"), 0.3),
     ("asynchronous workers", _asynchronous, 3.5),
     ("messages", _messages, 0.1),
-    ("queues, transports, changes of links", prepare_extensions, 2.0),
+    ("queues, transports, changes of links, replays", prepare_extensions, 3.0),
     ("timelines", _timelines, 0.3),
     ("lower bounds", _bounds, 0.4),
     ("gradients of image networks", _images, 6.0),

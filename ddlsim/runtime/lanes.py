@@ -89,10 +89,11 @@ class Lanes:
             context.workers, [*self.ops[begin:], *self.ops[:begin]], nbytes, messages,
             servers=[seconds for _, seconds in servers], peers=peers, choose=choose, notes=notes,
         ).plan  # fmt: skip
-        counts[ls.MANNER] = ls.TOGETHER if self.together else ls.APART
+        receiver = ls.COORDINATED if self.together else ls.INDEPENDENT
         if choose is not None:
-            counts[ls.MANNER] = ls.ANSWERING if any(op.kind == ls.DISPATCH and op.number for op in ops) else ls.PUSHING
-        counts[ls.ASKS] = self.packs and counts[ls.MANNER] in (ls.APART, ls.ANSWERING)  # the answer depends on `served`
+            receiver = ls.ANSWERING if any(op.kind == ls.DISPATCH and op.number for op in ops) else ls.ONE_WAY
+        counts[ls.RECEIVER] = receiver
+        counts[ls.ASKS] = self.packs and receiver in (ls.INDEPENDENT, ls.ANSWERING)  # the answer depends on `served`
         context.loop.driver = self
 
     def _tables(self, ends: Sequence[Sequence[int]], depth: int, servers: Sequence[tuple[int, float]]) -> ls.Tables:
@@ -125,7 +126,7 @@ class Lanes:
             if own:
                 actors["crash"][rank] = len(down)
                 down += [*own, (np.inf, np.inf)]
-                happen.append((own[0][0], ls.FALLS + ls.N_EVENTS * rank))
+                happen.append((own[0][0], ls.CRASHES + ls.N_EVENTS * rank))
                 if own[-1][1] == np.inf:
                     happen.append((own[-1][0], ls.GONE + ls.N_EVENTS * rank))
         calendar = np.zeros(2 * (3 * n + 3 * len(ways)) + 16 + len(happen), dtype=EVENT)
@@ -265,7 +266,7 @@ class Lanes:
             loop.check()
             until = min(limit, loop.next())
             counts[ls.N_SENT], self.tables.reals[ls.QUIET] = loop.network.n_sent, -np.inf
-            status = ls.go_round(loop.network.table, float(until), *self.tables)
+            status = ls.run_actors(loop.network.table, float(until), *self.tables)
             now = float(self.tables.reals[ls.NOW])
             taken, counts[ls.N_TAKEN] = int(counts[ls.N_TAKEN]), 0
             loop.network.has_run(until if status == ls.LIMIT else now, taken, (), int(counts[ls.N_SENT]))

@@ -1,8 +1,10 @@
 """The kernel's extensions are compiled for the networks that need them, and for no others."""
 
+import numpy as np
 import pytest
 
 from ddlsim.cluster import Cluster, star, with_detail
+from ddlsim.collectives import all_reduce
 from ddlsim.network import Network
 from ddlsim.network import state as st
 
@@ -33,3 +35,18 @@ def test_changes_enable_their_extension():
     assert enabled(network) == [False, False, False]
     network.will_change(links=[(1.0, 2.0, 0, 0.5)])
     assert enabled(network) == [False, False, True]
+
+
+def test_replays_need_their_extension_from_a_number_of_repeated_messages(monkeypatch):
+    """A ring of 4 ranks has 2 rounds of 4 messages, each repeated twice: 16 messages in repetitions."""
+    monkeypatch.setattr("ddlsim.network.engine.REPLAYED_FROM", 40)
+    cluster = Cluster.from_graph(star(4, bandwidth="1 GB/s", latency="1 us"))
+    network, ring = Network(cluster), all_reduce.ring(4)
+    seen = []
+    for i in range(4):
+        collective = network.collective(ring, cluster.workers, 1e6)
+        network.join([collective] * 4, np.arange(4), float(i))
+        while network.advance(i + 0.5) is not None:
+            pass
+        seen.append((bool(network.engine.net.counts[st.ROUNDS_CODE]), network.n_replayed))
+    assert seen == [(False, 0), (False, 0), (True, 4), (True, 8)]

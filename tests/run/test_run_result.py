@@ -206,6 +206,7 @@ def test_a_step_of_a_thousand_gpus_is_a_few_instants(monkeypatch: pytest.MonkeyP
             networks.append(self)
 
     monkeypatch.setattr("ddlsim.run.simulate.Network", Watched)
+    monkeypatch.setattr("ddlsim.network.engine.REPLAYED_FROM", 0)
     host = MultiGpu(n_gpus=8, inside="hybrid_cube_mesh", device="v100", nvlink_bandwidth="25 GB/s", n_pcie_switches=4)
     strategy = AllReduce("hierarchical", DdpBuckets())
     large, small = (load_cluster(star(n, bandwidth="100 Gbit/s", latency="5 us", host=host)) for n in (128, 8))

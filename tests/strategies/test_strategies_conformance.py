@@ -392,10 +392,10 @@ class Interrupted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count, self.after = 0, 10**9
         self.step, self.execute = loop_module._Environment.step, tasks.execute
-        self.go_round = network_lanes.go_round
+        self.run_actors = network_lanes.run_actors
         monkeypatch.setattr(loop_module._Environment, "step", lambda env: self.counted(self.step, env))
         monkeypatch.setattr(tasks, "execute", lambda *arguments: self.counted(self.execute, *arguments))
-        monkeypatch.setattr(network_lanes, "go_round", lambda *arguments: self.counted(self.go_round, *arguments))
+        monkeypatch.setattr(network_lanes, "run_actors", lambda *arguments: self.counted(self.run_actors, *arguments))
         monkeypatch.setattr(lanes, "LOG_ROWS", 1)  # Python hears of all that happens
 
     def counted(self, call: Callable[..., object], *arguments: object) -> object:
