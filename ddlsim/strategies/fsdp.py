@@ -348,7 +348,7 @@ class FSDP:
             halves = {kind: algorithms[kind] for kind in ("reduce_scatter", "all_gather")}
             return OfReplicas(*among, fabric, len(each), parts, gradients, owner="FSDP", algorithms=halves)
 
-        run_table(context, program, exchanges, owner="FSDP")
+        run_table(context, program, exchanges, owner="FSDP", beside_first=2)
 
 
 @functools.lru_cache(maxsize=16)
