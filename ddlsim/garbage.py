@@ -22,7 +22,7 @@ def postponed() -> Iterator[None]:
         yield
     finally:
         if len(sys.modules) > n_modules:
-            let_age()
+            promote_objects()
         if collecting:
             gc.enable()
 

@@ -176,7 +176,7 @@ def payload_rate(cluster: Cluster, links: Ints) -> Floats:
     It excludes frame headers (the largest header and the smallest payload on the route) and acknowledgements on
     half-duplex links (docs/models/tcp.md).
     """
-    rate = (cluster.link_bandwidth * cluster.link_efficiency)[links]
+    rate = cluster.link_bandwidth[links] * cluster.link_efficiency[links]
     details = cluster.details
     if details is None:
         return rate

@@ -110,7 +110,7 @@ def _buses(cluster: Cluster, places: tuple[int, ...]) -> tuple[float, float, str
         if len(links) and n_members[host] > 1:
             joined = links[nvlink[links]] if nvlink[links].any() else links
             hardware.add("nvlink" if nvlink[joined].any() else "pcie")
-            limits.append(float(np.minimum(payload_rate(cluster, joined), _counted(cluster, joined)).sum()))
+            limits.append(float(np.minimum(payload_rate(cluster, joined), _counted(cluster)[joined]).sum()))
     if len(n_members) > 1:
         between = [float(_outwards(cluster, outwards[h]).sum()) if h in outwards else 0.0 for h in n_members]
     least = min(limits, default=np.inf), min(between, default=np.inf)
@@ -131,7 +131,7 @@ def _bus_inside(cluster: Cluster, nodes: npt.NDArray[np.int64]) -> tuple[float, 
     """Like :func:`_buses`, for workers of one machine: the rate of the rings that NCCL's search finds."""
     rings = channels(cluster, tuple(nodes.tolist())).rings
     links = np.unique(np.concatenate([cluster.routes(nodes[ring], nodes[np.roll(ring, -1)]).links for ring in rings]))
-    rates = np.minimum(payload_rate(cluster, links), _counted(cluster, links))
+    rates = np.minimum(payload_rate(cluster, links), _counted(cluster)[links])
     capacity = np.full(cluster.n_channels, np.inf)
     np.minimum.at(capacity, cluster.link_channel[links], rates)
     hardware = "nvlink" if _nvlinks(cluster)[links].all() else "pcie"
@@ -152,7 +152,7 @@ def site(cluster: Cluster, nodes: tuple[int, ...], bandwidth: float | None = Non
     else:
         inside, outside = bandwidth, bandwidth if several else math.inf
         hardware = "nvlink" if "nvlink" in cluster.link_kind else "pcie"
-    devices = {_device(cluster, node) for node in nodes}
+    devices = {_device(cluster.device_of[node]) for node in nodes}
     adding_up = GENERATIONS["hopper"] + GENERATIONS["blackwell"]
     nvswitches = len(set(n_local.tolist())) == 1 and n_local[0] > 1 and behind_nvswitches(cluster, at)
     return Site(
@@ -259,7 +259,7 @@ def _generation(devices: set[str]) -> str:
 def _cpu(cluster: Cluster, hosts: npt.NDArray[np.int64]) -> str:
     """Return the vendor of the machines' CPUs; "intel" if it is not given."""
     at = np.flatnonzero(np.isin(cluster.host_of, hosts) & np.array([kind == "host" for kind in cluster.node_kind]))
-    return "amd" if any(_device(cluster, node).startswith("epyc") for node in at.tolist()) else "intel"
+    return "amd" if any(_device(cluster.device_of[node]).startswith("epyc") for node in at.tolist()) else "intel"
 
 
 def _by_cpu(cluster: Cluster, at: npt.NDArray[np.int64]) -> bool:
@@ -287,23 +287,25 @@ def _outwards(cluster: Cluster, links: npt.NDArray[np.int64]) -> npt.NDArray[np.
     return np.minimum(payload_rate(cluster, links), cluster.details.connection_limit[links])
 
 
-def _device(cluster: Cluster, node: int) -> str:
+@functools.lru_cache(maxsize=256)
+def _device(path: str | None) -> str:
     """Return the name of a node's device without its folder (for device files); "" if it has none."""
-    return PurePath(cluster.device_of[node] or "").name
+    return PurePath(path or "").name
 
 
-def _counted(cluster: Cluster, links: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return the bandwidth that NCCL counts for each link (bytes/s); inf if it counts the full bandwidth."""
-    devices = [_device(cluster, node) for node in cluster.link_src[links].tolist()]
+@functools.lru_cache(maxsize=16)
+def _counted(cluster: Cluster) -> npt.NDArray[np.float64]:
+    """Return the bandwidth that NCCL counts for each link (bytes/s), (n_links,); inf if it counts the full one."""
+    devices = [_device(path) for path in cluster.device_of]
     shares = [next((NVLINK_SHARE[name] for name in NVLINK_SHARE if each.startswith(name)), np.inf) for each in devices]
-    return np.where(_nvlinks(cluster)[links], shares * cluster.link_bandwidth[links], np.inf)
+    return np.where(_nvlinks(cluster), np.array(shares)[cluster.link_src] * cluster.link_bandwidth, np.inf)
 
 
 def nvlink_excess(cluster: Cluster, nodes: npt.NDArray[np.int64]) -> float:
     """Return the ratio of the actual bandwidth between GPUs of a machine to the one that NCCL uses, at least 1."""
     links = np.unique(cluster.routes(nodes, np.roll(nodes, -1)).links)
     links = links[np.isin(cluster.link_src[links], nodes)]
-    return float(np.max(payload_rate(cluster, links) / _counted(cluster, links), initial=1.0))
+    return float(np.max(payload_rate(cluster, links) / _counted(cluster)[links], initial=1.0))
 
 
 def behind_nvswitches(cluster: Cluster, at: npt.NDArray[np.int64]) -> bool:

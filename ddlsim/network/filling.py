@@ -317,9 +317,12 @@ def fill_alike(  # type: ignore[no-untyped-def]
         if patience_left == ZERO:
             break
         last = share if share > last * (1.0 + SAME) else last
+        final = True  # whether all of them are full now, so that their shares need not be kept up to date any more
+        for i in range(n):
+            final &= keys[i] == share or keys[i] == np.inf
         before = n
         place = ZERO
-        while place < n:
+        while place < n and left > ZERO:
             if keys[place] != share and keys[place] < np.inf:
                 place += ONE
                 continue
@@ -332,8 +335,8 @@ def fill_alike(  # type: ignore[no-untyped-def]
             filling[moved].place = place
             if full:
                 left -= freeze_all(
-                    channel, last, left, True, shift, contended, channels, filling, loads, keys, pool, nexts, hops,
-                    shares, freezing, limits, flow_limit,
+                    channel, last, left, final, True, shift, contended, channels, filling, loads, keys, pool, nexts,
+                    hops, shares, freezing, limits, flow_limit,
                 )  # fmt: skip
         if (before - n) * MANY_ALIKE < before:
             patience_left -= ONE
@@ -383,8 +386,8 @@ def fill_heap(  # type: ignore[no-untyped-def]
         else:
             last = share if share > last * (1.0 + SAME) else last
             left -= freeze_all(
-                channel, last, left, False, shift, contended, channels, filling, loads, keys, pool, nexts, hops, shares,
-                freezing, limits, flow_limit,
+                channel, last, left, False, False, shift, contended, channels, filling, loads, keys, pool, nexts, hops,
+                shares, freezing, limits, flow_limit,
             )  # fmt: skip
             continue
         sift(fill, ZERO, size)
@@ -431,20 +434,22 @@ def freeze_limited(  # type: ignore[no-untyped-def]
 
 @inlined
 def freeze_all(  # type: ignore[no-untyped-def]
-    channel, level, left, keyed, shift, contended, channels, filling, loads, keys, pool, nexts, hops, shares, freezing,
-    limits, flow_limit,
+    channel, level, left, final, keyed, shift, contended, channels, filling, loads, keys, pool, nexts, hops, shares,
+    freezing, limits, flow_limit,
 ):  # fmt: skip
     """Freeze the flows that are left on a channel, which is full at `level`, of the `left` ones; return how many these
-    are."""
-    channels[channel].level = level
+    are. Nothing of other channels is needed any more if this level is the `final` one."""
     frozen = list_unfrozen(channel, level, shift, channels, pool, nexts, freezing)
+    if frozen > ZERO:
+        channels[channel].level = level
     if frozen == left:  # the last ones: nothing of other channels is needed any more
         return frozen
     for j in range(frozen):
         flow = np.uint64(freezing[j])
         if flow_limit[flow] < MOST_LIMITS:
             limits[flow_limit[flow]].left -= 1
-        freeze(flow, channel, level, keyed, shift, contended, filling, loads, keys, nexts, hops, shares, flow_limit)
+        if not final:
+            freeze(flow, channel, level, keyed, shift, contended, filling, loads, keys, nexts, hops, shares, flow_limit)
     filling[channel].unfrozen = 0
     return frozen
 

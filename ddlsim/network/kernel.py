@@ -7,7 +7,7 @@ rates that changed.
 Where a processor or a connection serves one message after the other, the order within an instant matters. It must not
 depend on how the kernel has stored messages, or on rounds that it has replayed: messages that end at one instant are
 handled in the order in which they were issued, and ranks that go on at one instant in the order of their collectives,
-lanes and ranks. Both lists are usually in this order already, or in reverse.
+lanes and ranks. Both lists are often in this order already.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from ddlsim.network.state import (
 )
 
 # messages are listed by their numbers, without comparisons, if the range of numbers is at most DENSE times as long
-DENSE = 4
+DENSE = 16
 
 
 @inlined
@@ -99,22 +99,13 @@ def _issued_before(net: Net, slot, other):  # type: ignore[no-untyped-def]
 @inlined
 def sort_ended(net: Net, n):  # type: ignore[no-untyped-def]
     """Put the `n` slots listed in `scratch` in the order in which their messages were issued."""
-    rising = falling = True
+    rising = True
     low = high = net.slots[net.scratch[0]].sequence if n > 0 else 0
     for i in range(1, n):
-        if _issued_before(net, net.scratch[i - 1], net.scratch[i]):
-            falling = False
-        else:
-            rising = False
+        rising = rising and _issued_before(net, net.scratch[i - 1], net.scratch[i])
         low = min(low, net.slots[net.scratch[i]].sequence)
         high = max(high, net.slots[net.scratch[i]].sequence)
     if rising:
-        return
-    if falling:
-        for i in range(n // 2):
-            slot = net.scratch[i]
-            net.scratch[i] = net.scratch[n - 1 - i]
-            net.scratch[n - 1 - i] = slot
         return
     if high - low < min(DENSE * n, net.freezing.size):  # they have been issued together
         for i in range(high - low + 1):

@@ -285,10 +285,6 @@ class Network:
         own = self.engine.own_routes(client) | self.engine.own_routes(self.engine.overhead)
         return bool(own[net.slots["route"][live]].any())
 
-    def drop(self) -> None:
-        """Discard this client's completions, of which there are some."""
-        self.advance()
-
     # ------------------------------------------------------------ reading
 
     @property

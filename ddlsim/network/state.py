@@ -96,9 +96,10 @@ N_COUNTS = 65
 # Places in Net.reals (float64)
 NOW = 0
 THRESHOLD = 1  # rates below this cannot change at this instant
+# (not side by side: LLVM would combine updates of neighbours to one masked store, which the next load must wait for)
 ROUND_TRANSFER_MIN = 2  # shortest time from start to planned end, of the flows since the last barrier, s
-ROUND_TRANSFER_MAX = 3
-ROUND_DELIVERY_MIN = 4  # shortest time from arrival to delivery, of messages since then for which it is not 0, s
+ROUND_TRANSFER_MAX = 4
+ROUND_DELIVERY_MIN = 3  # shortest time from arrival to delivery, of messages since then for which it is not 0, s
 ROUND_DELIVERY_MAX = 5
 ROUND_BEGIN = 7  # when the recorded round began, s
 NEXT_CHANGE = 8  # time of the next scheduled change, s; inf: none

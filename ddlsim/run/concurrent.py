@@ -92,7 +92,7 @@ class SharedClock:
             coming = self._coming[0][0] if self._coming else np.inf
             waiting = self.network.waiting_clients
             if waiting and waiting[0] not in self._clients:
-                self._faces[waiting[0]].drop()  # its run has ended
+                self._faces[waiting[0]].advance()  # discards its completions, because its run has ended
             elif waiting:
                 self._go(waiting[0], coming)
             elif not self._clients:
@@ -192,6 +192,7 @@ class Together:
         self.clock = SharedClock(self.network)
         self.free = set(range(len(cluster.workers))) - set(occupied)
         self.tenants: list[Tenant] = []
+        self._n_left = 0  # jobs without `endless` that have not ended
         self.interrupted = False
         self._waiting: list[Tenant] = []
         self._flows: list[Loop] = []
@@ -217,6 +218,7 @@ class Together:
             raise ConfigError(f"job {name!r}: needs {wanted} devices, but {self.cluster.name!r} has only {n_devices}")
         tenant = Tenant(job, name, si(job.start, "time"))
         self.tenants.append(tenant)
+        self._n_left += not job.endless
         self.clock.at(tenant.came, lambda: self._start_waiting(tenant))
 
     def _start_waiting(self, *more: Tenant) -> None:
@@ -268,6 +270,7 @@ class Together:
         assert tenant.run is not None
         tenant.run.has_ended(error, f"job {tenant.name!r}: ")
         tenant.end = tenant.run.loop.now
+        self._n_left -= not tenant.job.endless
         try:
             tenant.result = tenant.run.result()
         except NoUpdateError as error:
@@ -311,7 +314,7 @@ class Together:
         Raises KeyboardInterrupt if no job has made an update yet.
         """
         try:
-            self.clock.run(lambda: all(not math.isnan(each.end) for each in self.tenants if not each.job.endless))
+            self.clock.run(lambda: self._n_left == 0)
         except KeyboardInterrupt:
             self.interrupted = True
         for tenant in self.tenants:

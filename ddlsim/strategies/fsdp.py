@@ -344,7 +344,7 @@ class FSDP:
         fabric = Fabric(algorithms["all_reduce"], self.rank_order, self.cost)
         halves = {kind: algorithms[kind] for kind in ("reduce_scatter", "all_gather")}
         exchanges = OfReplicas(*among, fabric, len(each), parts, model.gradient, owner="FSDP", algorithms=halves)
-        TableRun(context, program, exchanges, model, owner="FSDP")
+        TableRun(context, program, exchanges, model, owner="FSDP", beside_first=2)
 
 
 @functools.lru_cache(maxsize=16)
