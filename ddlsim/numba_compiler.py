@@ -38,8 +38,12 @@ from numba.core.ssa import reconstruct_ssa
 
 from ddlsim.code_images import NoImageError, is_supported, linked, target_machine
 from ddlsim.compile_messages import teller
+from ddlsim.errors import DdlsimError
 from ddlsim.garbage import let_age, postponed
 from ddlsim.machine_code import REMEDY, temporary_folder
+
+if getattr(config, "DISABLE_JIT", False):  # set from the environment when numba is imported
+    raise DdlsimError("NUMBA_DISABLE_JIT is set, but ddlsim's kernels run as machine code only; unset it")
 
 _full: list[OSError] = []  # errors that prevented writing compiled code
 

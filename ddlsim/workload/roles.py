@@ -66,9 +66,10 @@ def with_blocks(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     """Return the layers of a whole model with the numbers of their transformer layers.
 
     One extends from an attention's unit to the next one's, the last one over as many units as the one before it; the
-    layers after it (normalisation, output layer) are in none.
+    layers after it (normalisation, output layer) are in none. Cross-attention belongs to the layer of the attention
+    before it.
     """
-    starts = sorted({layer.unit for layer in layers if layer.heads})
+    starts = sorted({layer.unit for layer in layers if layer.heads and layer.type != "cross_attention"})
     if not starts:
         return tuple(layers)
     last_sum = max((layer.unit for layer in layers if layer.type == "add"), default=-1)
