@@ -475,11 +475,11 @@ def _kept(**options: Any) -> _Decorator:
 
 
 #: For functions called by Python.
-entry = _kept(**_ENTRY)
+entry: _Decorator = _kept(**_ENTRY)
 #: For functions called by Python, and by other compiled code through their address.
-addressed = _kept(**_ADDRESSED)
+addressed: _Decorator = _kept(**_ADDRESSED)
 #: For independent functions, which are compiled to the same code as by numba's default.
-kernel = _kept(pipeline_class=_Alone)
+kernel: _Decorator = _kept(pipeline_class=_Alone)
 
 
 def exported(function: Callable[..., Any], decorator: str) -> Any:
