@@ -44,7 +44,7 @@ def relative_name(name: str | Path, folder: Path) -> str:
     stem, options = split_options(text)
     if os.path.isabs(stem):
         return text
-    if not (Path(stem).suffix and os.path.isfile(stem)):
+    if not ((Path(stem).suffix or "/" in stem) and os.path.isfile(stem)):
         if not ("/" in text and os.path.isdir(text)):
             return text
         stem, options = text, []

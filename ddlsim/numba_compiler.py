@@ -38,8 +38,12 @@ from numba.core.ssa import reconstruct_ssa
 
 from ddlsim.code_images import NoImageError, is_supported, linked, target_machine
 from ddlsim.compile_messages import teller
+from ddlsim.errors import DdlsimError
 from ddlsim.garbage import postponed, promote_objects
 from ddlsim.machine_code import REMEDY, temporary_folder
+
+if getattr(config, "DISABLE_JIT", False):  # set from the environment when numba is imported
+    raise DdlsimError("NUMBA_DISABLE_JIT is set, but ddlsim's kernels run as machine code only; unset it")
 
 _full: list[OSError] = []  # errors that prevented writing compiled code
 
@@ -471,11 +475,11 @@ def _kept(**options: Any) -> _Decorator:
 
 
 #: For functions called by Python.
-entry = _kept(**_ENTRY)
+entry: _Decorator = _kept(**_ENTRY)
 #: For functions called by Python, and by other compiled code through their address.
-addressed = _kept(**_ADDRESSED)
+addressed: _Decorator = _kept(**_ADDRESSED)
 #: For independent functions, which are compiled to the same code as by numba's default.
-kernel = _kept(pipeline_class=_Alone)
+kernel: _Decorator = _kept(pipeline_class=_Alone)
 
 
 def exported(function: Callable[..., Any], decorator: str) -> Any:

@@ -1,6 +1,10 @@
 """Kernels that ddlsim's compilers make do what the Python functions do."""
 
 import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numba as nb
 import numpy as np
@@ -132,3 +136,13 @@ def test_whoever_has_switched_the_collector_off_finds_it_off():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_numba_without_compilation_is_refused_in_one_line():
+    done = subprocess.run(
+        [sys.executable, "-c", "import ddlsim.numba_compiler"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "NUMBA_DISABLE_JIT": "1"},
+    )
+    assert done.stderr.splitlines()[-1].startswith("ddlsim.errors.DdlsimError: NUMBA_DISABLE_JIT is set")

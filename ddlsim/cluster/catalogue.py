@@ -12,7 +12,7 @@ from ddlsim.bundled import bundled_files, split_options
 from ddlsim.cluster.cluster import Cluster, ClusterLike
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.plain import decoded, parse_value, read_bytes
-from ddlsim.schema import loaded_from
+from ddlsim.schema import loaded_from, text_of
 
 _NATIVE_SUFFIXES = (".toml", ".json")
 
@@ -54,6 +54,13 @@ def load_cluster(source: ClusterLike) -> Cluster:
     if path.suffix or len(path.parts) > 1:  # bundled clusters have no such names
         raise ConfigError(f"{path}: no such file; use a path or a bundled cluster (see: ddlsim topologies)")
     raise unknown_name("cluster", stem, bundled)
+
+
+def is_bundled(cluster: Cluster) -> bool:
+    """Return whether a cluster was loaded by its bundled name, not from a file or a graph."""
+    text = text_of(cluster)
+    stem = Path("" if text is None else split_options(str(text))[0])
+    return len(stem.parts) == 1 and not stem.suffix and not os.path.isfile(stem)
 
 
 @functools.lru_cache(maxsize=32)  # at least the number of bundled clusters

@@ -27,7 +27,7 @@ from ddlsim.plan.plan import (
 )
 from ddlsim.plan.program import Row, StepProgram, step_of, template_of
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
+from ddlsim.workload.precision import GRADIENT_TYPES
 
 _LANES = _COMPUTE, _GATHER, _STREAM = "compute", "gather", "stream"
 _FREE = "reshard"
@@ -77,10 +77,10 @@ def fully_sharded(
             f"{' or '.join(map(str, near))}"
         )
     parts = _units(workload, units)
-    element = workload.gathered_nbytes if param_dtype is None else ELEMENT_NBYTES[param_dtype]
+    elements = [workload.gathered_nbytes(part.first, part.end, param_dtype) for part in parts]
     rows_of = functools.partial(
         _rows, parts=parts, n_ranks=n_ranks, shard=size, accumulation=accumulation, prefetch=prefetch, reshard=reshard,
-        no_sync=no_sync, element=element, replicas_last=workload.stack.replicas_last and workload.by_kernel,
+        no_sync=no_sync, elements=elements, replicas_last=workload.stack.replicas_last and workload.by_kernel,
     )  # fmt: skip
     ranks = np.arange(n_ranks)
     families = [ranks.reshape(-1, size).tolist(), ranks.reshape(-1, size).T.tolist()]
@@ -119,17 +119,17 @@ def _units(workload: Workload, units: Sequence[Index] | None) -> tuple[Part, ...
 
 def _rows(
     workload: Workload, *, parts: Sequence[Part], n_ranks: int, shard: int, accumulation: int, prefetch: int,
-    reshard: bool, no_sync: bool, element: float, replicas_last: bool,
+    reshard: bool, no_sync: bool, elements: Sequence[float], replicas_last: bool,
 ) -> list[Row]:  # fmt: skip
     """Return the rows of a rank in a step: units forward, then backward, for every micro-batch.
 
-    element        bytes of a gathered weight
+    elements       average bytes of a gathered weight of each unit
     replicas_last  whether replicas sum shards after the backward pass
     """
     rows: list[Row] = []
     stored, n, last = stored_nbytes(workload), len(parts), accumulation - 1
     gradient = workload.gradient_nbytes / max(workload.model.gradient_nbytes(1), 1.0)
-    weights = [part.nbytes / gradient * element for part in parts]
+    weights = [part.nbytes / gradient * element for part, element in zip(parts, elements, strict=True)]
     uses = [
         (micro, kind, unit)
         for micro in range(accumulation)

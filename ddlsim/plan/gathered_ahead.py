@@ -9,16 +9,17 @@ import numpy as np
 from ddlsim.plan.plan import ALL_GATHER, COLUMNS, FORWARD, Floats, Ints, Plan
 from ddlsim.plan.rows import csr
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.precision import ELEMENT_NBYTES
 
 
 def gathered_as(plan: Plan, workload: Workload, param_dtype: str | None = None) -> Plan:
     """Return a plan whose weights are gathered in this dtype, by default that of the computation, whatever the dtype of
     the gradient sums."""
     element = workload.gradient_nbytes / max(1.0, workload.model.gradient_nbytes(1))
-    gathered = workload.gathered_nbytes if param_dtype is None else ELEMENT_NBYTES[param_dtype]
-    share = gathered / element if element > 0.0 else 1.0
-    return dataclasses.replace(plan, nbytes=np.where(plan.kind == ALL_GATHER, share, 1.0) * plan.nbytes)
+    if not element:
+        return plan
+    each = [workload.gathered_nbytes(part.first, part.end, param_dtype) for part in plan.parts]
+    share = np.where(plan.kind == ALL_GATHER, np.take([*each, element], plan.part) / element, 1.0)
+    return dataclasses.replace(plan, nbytes=share * plan.nbytes)
 
 
 def gathers_beside_forward(plan: Plan, forward: Floats) -> Plan:

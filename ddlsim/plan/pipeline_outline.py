@@ -160,7 +160,8 @@ def _template_of(outline: Outline, *, several: bool, tied: bool) -> _Template:
     mesh = Mesh(1 + several, outline.mesh.pipeline)
     if not isinstance(outline.order, str):
         return _written(outline._replace(mesh=mesh), tied)
-    return _known(outline._replace(mesh=mesh, sharded=outline.sharded and several), tied)
+    known = _latest if outline.n_chunks * outline.micro_batches > MOST_PASSES else _known
+    return known(outline._replace(mesh=mesh, sharded=outline.sharded and several), tied)
 
 
 def _written(outline: Outline, tied: bool) -> _Template:
@@ -189,7 +190,9 @@ def _written(outline: Outline, tied: bool) -> _Template:
     return _Template(in_replicas(plan.with_columns(**columns), mesh, (1, 0, 0)), chunk, seconds, nbytes)
 
 
-_known = functools.lru_cache(maxsize=8)(_written)
+#: largest number of forward passes of a template that is kept beside others; its graph takes about 50 MB
+MOST_PASSES = 4096
+_known, _latest = (functools.lru_cache(maxsize=n)(_written) for n in (8, 1))
 
 
 def _beside(plan: Plan, sums: Bools) -> dict[str, Ints]:

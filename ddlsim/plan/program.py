@@ -512,13 +512,15 @@ class LiveSteps:
         seconds = (program.of_devices("seconds", step) for step in self.sources) if seconds is None else seconds
         n_copies, slots = len(program.ranks), range(self.live + 1)
         successors = [self._successors(slot) for slot in slots]
+        shared = [self._of_copies(program.rows(step)) for step in range(self.shown)]
         ends = list(itertools.accumulate(n_copies * len(first) for _, first, _ in successors))
         following = np.empty(ends[-1], dtype=np.int64)
         tasks = np.empty(self.rows[-1].stop, dtype=ts.TASK)
         for slot, (offsets, first, width), end, each in zip(slots, successors, ends, seconds, strict=True):
             begin = end - n_copies * len(first)
             np.add(first, np.arange(n_copies)[:, None] * width, out=following[begin:end].reshape(n_copies, -1))
-            self._fill(tasks, slot, kinds[:, program.rows(self.sources[slot])], each, begin + offsets)
+            source = self.sources[slot]
+            self._fill(tasks, slot, kinds[:, program.rows(source)], each, begin + offsets, shared[source])
         queue_of = [template.queue[row] for _, row in self.of_keys]
         return TaskTable(tasks, following, np.concatenate([queue_of[step] for step in self.sources]))
 
@@ -540,21 +542,29 @@ class LiveSteps:
         first = begins[to] + after - np.array(program._bounds)[step[after]]
         return np.append(0, np.cumsum(counts)), first, width[to]
 
-    def _positions(self, rows: Ints) -> Ints:
-        """Return the position of each collective's rank in its group, for every copy, (n_copies, n)."""
+    def _of_copies(self, rows: slice) -> tuple[Ints, Ints, Ints, Ints]:
+        """Return the rows of a step that have keys, their keys, the rows that are collectives, and the position of
+        their rank in its group: rows (n,), counted from the first one, the others for every copy, (n_copies, n)."""
         program, template, n_places = self.program, self.program.template, self.program.ranks.shape[1]
-        pairs, which = np.unique(template.peer[rows] * n_places + template.rank[rows], return_inverse=True)
+        keyed = np.flatnonzero(program._keys[0][rows] >= 0)
+        grouped = np.flatnonzero(template.kind[rows] >= ALL_REDUCE)
+        code = template.peer[rows][grouped] * n_places + template.rank[rows][grouped]
+        pairs, which = np.unique(code, return_inverse=True)
         group, place = np.divmod(pairs, n_places)
-        return positions(program.groups, program.group_of[:, group], program.ranks[:, place])[:, which.reshape(-1)]
+        at = positions(program.groups, program.group_of[:, group], program.ranks[:, place])[:, which.reshape(-1)]
+        return keyed, program.keys_of(rows.start + keyed), grouped, at
 
-    def _fill(self, tasks: Records, slot: int, kinds: Ints, seconds: Floats, offsets: Ints) -> None:
+    def _fill(
+        self, tasks: Records, slot: int, kinds: Ints, seconds: Floats, offsets: Ints, shared: Sequence[Ints]
+    ) -> None:
         """Write the tasks of a slot.
 
         kinds, seconds  (1 or n_copies, n)
         offsets         of the successors of the first copy's rows, (n + 1,)
+        shared          keys and positions (:meth:`_of_copies`), equal in all slots that execute this step
         """
         program, source = self.program, self.sources[slot]
-        rows, first_key = program.rows(source), program._keys[0]
+        rows, (keyed, keys, grouped, places) = program.rows(source), shared
         base = self.every.tasks[rows].copy()
         base["first"], base["last"] = offsets[:-1], offsets[1:]
         # dependencies of a step that is executed again are those of the template's last step
@@ -563,11 +573,9 @@ class LiveSteps:
         follows = min(source, 1) if self.repeat else source
         base["step"] = slot + (self.live + 1) * self.late[program.rows(follows)]
         base["kind"], base["seconds"] = kinds[0], seconds[0]
-        keyed = np.flatnonzero(first_key[rows] >= 0)
-        grouped = np.flatnonzero(program.template.kind[rows] >= ALL_REDUCE)
         of_copies: dict[str, tuple[Ints | slice, Floats | Ints]] = {
-            "key": (keyed, self.keys[slot].start + program.keys_of(rows.start + keyed)),
-            "place": (grouped, self._positions(rows.start + grouped)),
+            "key": (keyed, self.keys[slot].start + keys),
+            "place": (grouped, places),
         }
         for name, values in (("kind", kinds), ("seconds", seconds)):
             if len(values) > 1:

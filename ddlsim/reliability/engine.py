@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ddlsim.cluster.cluster import Floats
-from ddlsim.errors import ConfigError, DdlsimError, SuggestsAttributes
+from ddlsim.errors import DdlsimError, SuggestsAttributes
 from ddlsim.readable import count, duration, percent
 from ddlsim.reliability.checkpoints import NO_CHECKPOINTS, Cost
 from ddlsim.reliability.failures import Failure, Failures
@@ -470,15 +470,9 @@ class TakeTurns(_Course):
         self.finished, self.warned = False, False
 
     def run(self) -> FailureTimeline:
-        """Simulate the run. Raises ConfigError if all machines are too few, and DdlsimError if too few are left
-        forever."""
+        """Simulate the run. Raises DdlsimError if too few machines are left forever."""
         group = self.groups.on(range(self.groups.n_machines))
-        if group is None:
-            n_workers = len(self.groups.machine)
-            raise ConfigError(
-                f"elastic: min_workers = {self.groups.elastic.min_workers}: must be at most the number of "
-                f"workers, {n_workers}"
-            )
+        assert group is not None  # experiments are checked before they are simulated
         self.turns.append((0.0, group.n_workers))
         if group.n_workers == len(self.groups.machine):
             group = group.at_first(self.timeline)

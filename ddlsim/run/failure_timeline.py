@@ -49,6 +49,10 @@ def check_timeline(experiment: Experiment, cluster: Cluster, nodes: Sequence[int
     failures, elastic, checkpoints = experiment.failures, experiment.elastic, experiment.checkpoints
     if free := contract.of(experiment.strategy).is_asynchronous:
         check_free(experiment)
+    if elastic is not None and elastic.min_workers > len(nodes):
+        raise ConfigError(
+            f"elastic: min_workers = {elastic.min_workers}: must be at most the number of workers, {len(nodes)}"
+        )
     if failures is None and elastic is not None:
         raise ConfigError("elastic has no effect without failures; set failures=Failures('50000 h', per='host')")
     if failures is not None:

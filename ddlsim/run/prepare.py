@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.cluster.catalogue import is_bundled
 from ddlsim.cluster.machines import memory_nodes
 from ddlsim.compression import Compression
 from ddlsim.compression.choice import PROBES, kept_vectors
@@ -39,7 +40,7 @@ from ddlsim.workload.memory import Fullest, check_memory, held_nbytes, stage_mem
 from ddlsim.workload.model import Model, load_model
 from ddlsim.workload.optimizer_rules import rule_of
 from ddlsim.workload.precision import FP32_NBYTES, LOW_PRECISIONS
-from ddlsim.workload.products import default_precision, has_kernels
+from ddlsim.workload.products import Floats, default_precision, has_kernels
 from ddlsim.workload.resized import resized
 from ddlsim.workload.stacks import default_stack, load_stack
 from ddlsim.workload.stage import Stage
@@ -256,15 +257,28 @@ def place(experiment: Experiment) -> Placed:
 
 
 def _with_device(cluster: Cluster, device: DeviceLike | None) -> Cluster:
-    """Return a cluster, if it has a name, with NVLinks that are at most as fast as those of its devices, or of the
-    device that replaces them. The option ``+nvlink_bandwidth=`` of the name has precedence."""
-    wanted, text = device or next((cluster.device_of[node] for node in cluster.workers[:1]), None), text_of(cluster)
-    most = None if wanted is None or text is None else load_device(wanted).nvlink_bandwidth
-    if most is None or "+nvlink_bandwidth=" in str(text):
+    """Return a cluster with NVLinks that are at most as fast as :func:`nvlink_limits` permits."""
+    limits = nvlink_limits(cluster, device)
+    if limits is None:
         return cluster
-    limits = [most if kind == "nvlink" else math.inf for kind in cluster.link_kind]
-    limited = cluster.with_links(np.minimum(cluster.link_bandwidth, limits), cluster.link_latency)
-    return loaded_from(limited, cluster)
+    return loaded_from(cluster.with_links(np.minimum(cluster.link_bandwidth, limits), cluster.link_latency), cluster)
+
+
+def nvlink_limits(cluster: Cluster, device: DeviceLike | None) -> Floats | None:
+    """Return the largest bandwidth of each link in bytes/s, (n_links,); None if devices limit none.
+
+    NVLinks of a bundled cluster are at most as fast as those of the devices at their ends, all of which `device`
+    replaces. Links of files and graphs, and those whose bandwidth ``+nvlink_bandwidth=`` sets, have no limit.
+    """
+    if not is_bundled(cluster) or "+nvlink_bandwidth=" in str(text_of(cluster)):
+        return None
+    wanted = {name: device or name for name in set(cluster.device_of)}
+    most = {name: load_device(each).nvlink_bandwidth for name, each in wanted.items() if each is not None}
+    if not any(most.values()):
+        return None
+    at = np.array([most.get(name) or math.inf for name in cluster.device_of])
+    ends = np.minimum(at[cluster.link_src], at[cluster.link_dst])
+    return np.where([kind == "nvlink" for kind in cluster.link_kind], ends, math.inf)
 
 
 def _with_algorithms(experiment: Experiment, cluster: Cluster, nodes: list[int]) -> Experiment:

@@ -40,7 +40,7 @@ from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Memory, holding_of, memory_of
 from ddlsim.workload.model import Model
 from ddlsim.workload.precision import GRADIENT_TYPES
-from ddlsim.workload.roles import blocks, weight_units
+from ddlsim.workload.roles import weight_units
 from ddlsim.workload.stage import Stage, for_each
 from ddlsim.workload.tensor_parallel import tensor_parallel
 
@@ -281,9 +281,7 @@ class FSDP:
                 each, None, self._units(model), accumulation=accumulation, prefetch=self._ahead,
                 reshard=self.reshard, shard=self.shard, no_sync=self.no_sync, param_dtype=self.param_dtype,
             )  # fmt: skip
-        stored, inside = stored_nbytes(workloads[0]), np.zeros(len(model.layers), dtype=np.bool_)
-        for first, end in blocks(model.layers):
-            inside[first:end] = True
+        stored, inside = stored_nbytes(workloads[0]), np.array([layer.block > 0 for layer in model.layers])
         if not inside.any():
             inside[:] = True
         share = (kept - stored[~inside].sum()) / max(stored[inside].sum(), 1.0)  # only transformer layers recompute

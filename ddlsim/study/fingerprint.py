@@ -20,6 +20,7 @@ import ddlsim
 from ddlsim.cluster import Cluster
 from ddlsim.data.dataset import DataSet
 from ddlsim.run.experiment import Experiment
+from ddlsim.run.prepare import nvlink_limits
 from ddlsim.workload.model import Model
 
 #: descriptive fields of a cluster, which do not affect simulations
@@ -48,7 +49,10 @@ def text_of(experiment: Experiment, digests: Digests, *, stability: bool = False
     Cluster, models and data must have been loaded.
     """
     fields = {f.name: canonical(getattr(experiment, f.name), digests) for f in dataclasses.fields(experiment)}
-    wanted = {"stability": True} if stability else {}
+    wanted: dict[str, object] = {"stability": True} if stability else {}
+    assert isinstance(experiment.cluster, Cluster)
+    if (limits := nvlink_limits(experiment.cluster, experiment.device)) is not None:
+        wanted["nvlink_limits"] = canonical(limits, digests)
     return json.dumps({"ddlsim": ddlsim.__version__, **fields, **wanted}, sort_keys=True)
 
 

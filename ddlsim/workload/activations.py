@@ -55,8 +55,13 @@ def with_kept(layers: Sequence[Layer], structure: Sequence[Node]) -> tuple[Layer
         _kept(layer, uses.by[i], uses.specs.get(i), text and len(layer.out_shape) == 2, dropout)
         for i, layer in enumerate(layers)
     ]
-    with_heads = {unit for unit, values in zip(units, kept, strict=True) if values.get("heads")}
-    numbers = block_numbers(units, with_heads, [layer.type for layer in layers])
+    types = [layer.type for layer in layers]
+    with_heads = {
+        unit
+        for unit, values, kind in zip(units, kept, types, strict=True)
+        if values.get("heads") and kind != "cross_attention"
+    }
+    numbers = block_numbers(units, with_heads, types)
     return tuple(
         replace(layer, unit=unit, block=number, **values)
         for layer, unit, number, values in zip(layers, units, numbers, kept, strict=True)

@@ -33,7 +33,6 @@ from ddlsim.workload.optimizer_rules import NORM_LAUNCHES, NORM_TRAFFIC, NORMS, 
 from ddlsim.workload.precision import (
     ELEMENT_NBYTES,
     GRADIENT_TYPES,
-    LOW_PRECISIONS,
     base_precision,
     has_products,
 )
@@ -49,7 +48,6 @@ from ddlsim.workload.products import (
     roofline_times,
     scaled,
 )
-from ddlsim.workload.roles import blocks
 from ddlsim.workload.stacks import Stack, StackLike, load_stack
 
 
@@ -204,16 +202,10 @@ class Workload:
     adding: float = 0.0  # s per byte
     cut_from: Model | None = None
 
-    @property
-    def gathered_nbytes(self) -> float:
-        """Average bytes per parameter when sharded weights are gathered."""
-        element, n_params = ELEMENT_NBYTES[self.precision], self.model.n_params
-        if not self.stack.gathers_low_precision_weights or self.precision not in LOW_PRECISIONS or not n_params:
-            return element
-        inside = sum(
-            layer.n_params for first, end in blocks(self.model.layers) for layer in self.model.layers[first:end]
-        )
-        return element + (LOW_PRECISIONS[self.precision].operand - element) * inside / n_params
+    def gathered_nbytes(self, first: int, end: int, dtype: str | None = None) -> float:
+        """Return the average bytes per gathered weight of layers `first` to `end` - 1; `dtype`: None: as computed."""
+        layers = self.model.layers[first:end]
+        return ELEMENT_NBYTES[dtype] if dtype else self.stack.gathered_nbytes(layers, self.precision)
 
     @property
     def by_kernel(self) -> bool:

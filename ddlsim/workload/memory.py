@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import numpy as np
-
 from ddlsim.arguments import Bytes, Count, Index, NotNegative, Positive, checked, integer, one_of
 from ddlsim.errors import ConfigError
 from ddlsim.readable import size
@@ -86,9 +84,7 @@ def _kept_inputs(
     ``keeps_low_precision_inputs``: in 8 bits, in addition to 16-bit copies that attention and ReLU keep.
     ``keeps_gathered``: as gathered from a tensor group with sequence parallelism, instead of gathering them again.
     """
-    kinds, element, inside = roles(layers), ELEMENT_NBYTES[precision], np.zeros(len(layers), dtype=np.bool_)
-    for first, end in blocks(layers):
-        inside[first:end] = True
+    kinds, element, inside = roles(layers), ELEMENT_NBYTES[precision], [layer.block > 0 for layer in layers]
     low = (
         LOW_PRECISIONS[precision].operand
         if stack.keeps_low_precision_inputs and precision in LOW_PRECISIONS
@@ -358,18 +354,13 @@ def _gathered_nbytes(
     """
     ranges = blocks(layers) if holding.units is None else []
     firsts = [*(weight_units(layers) if holding.units is None else holding.units), len(layers)]
-    element = ELEMENT_NBYTES[holding.param_dtype or precision]
-    operand, stack = element, holding.stack
-    if (
-        stack is not None
-        and stack.gathers_low_precision_weights
-        and holding.param_dtype is None
-        and precision in LOW_PRECISIONS
-    ):
-        operand = LOW_PRECISIONS[precision].operand
-    inside = [operand * sum(sizes[first:end]) for first, end in ranges]
-    every = [element * sum(sizes[first:end]) for first, end in pairwise(firsts)]
-    root = sum(inside) and element * (sum(sizes) - sum(inside) / operand)
+    element, stack = ELEMENT_NBYTES[holding.param_dtype or precision], holding.stack
+    nbytes = [element * size for size in sizes]
+    if stack is not None and holding.param_dtype is None:
+        nbytes = [stack.gathered_nbytes([layer], precision) * n for layer, n in zip(layers, sizes, strict=True)]
+    inside = [sum(nbytes[first:end]) for first, end in ranges]
+    every = [sum(nbytes[first:end]) for first, end in pairwise(firsts)]
+    root = sum(inside) and sum(nbytes) - sum(inside)
     units, total = inside or every, root + sum(inside or every)
     held, at_once = (min(total, root + n * max(units, default=0.0)) for n in (holding.gathered, holding.gathered or 2))
     return held if holding.gathered else total, at_once

@@ -343,18 +343,17 @@ def kernel_times(model: Model, timing: Timing) -> tuple[Floats, Floats]:
         timing.kernels.streaming * timing.free / stack.elementwise,
     )
     ranges = blocks(model.layers)
-    inside = {i for first, end in ranges for i in range(first, end)}
     rows = []
     known: dict[tuple[object, ...], tuple[float, float]] = {}  # most layers occur once per transformer layer
-    for i, (layer, role, *passes) in enumerate(zip(model.layers, model.roles, *streamed, strict=True)):
-        key = (role, i in inside, *passes, *_costs(layer))
+    for layer, role, *passes in zip(model.layers, model.roles, *streamed, strict=True):
+        key = (role, layer.block > 0, *passes, *_costs(layer))
         if key not in known:
-            precision = timing.precision if i in inside else timing.base
+            precision = timing.precision if layer.block > 0 else timing.base
             known[key] = _layer_times(layer, role, timing, precision, (passes[0], passes[1]))
         rows.append(known[key])
     times = np.array(rows)
     launched = np.array([_n_kernels(layer, timing) for layer in model.layers])
-    alone = ((i, i + 1) for i in range(len(model.layers)) if i not in inside)
+    alone = ((i, i + 1) for i, layer in enumerate(model.layers) if layer.block <= 0)
     for column, launch in enumerate((stack.forward_launch, stack.backward_launch)):
         for first, end in (*ranges, *alone):
             busy, least = times[first:end, column].sum(), launch * launched[first:end].sum()

@@ -65,10 +65,11 @@ def block_numbers(units: Sequence[int], with_heads: set[int], types: Sequence[st
     """Return the number of the transformer layer of each layer of a whole model.
 
     One extends from an attention's unit to the next one's, the last one over as many units as the one before it; the
-    layers after it (normalisation, output layer) are in none.
+    layers after it (normalisation, output layer) are in none. Cross-attention belongs to the layer of the attention
+    before it.
 
     units       unit of each layer
-    with_heads  units with attention
+    with_heads  units with attention, cross-attention excluded
     types       type of each layer
     """
     starts = sorted(with_heads)

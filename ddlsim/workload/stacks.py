@@ -6,6 +6,7 @@ A device has rates; a stack determines which kernels run and their overheads. Th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,8 @@ from ddlsim.plain import read_toml
 from ddlsim.schema import PLAIN, to_toml
 from ddlsim.workload.contention import IN_MACHINE, OTHER
 from ddlsim.workload.devices import Device
-from ddlsim.workload.precision import GRADIENT_TYPES
+from ddlsim.workload.model import Layer
+from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES, LOW_PRECISIONS
 
 _Time = Annotated[float, quantity("time", zero=True, si=True)]
 _Type = Annotated[str, one_of(*GRADIENT_TYPES)]
@@ -145,6 +147,24 @@ class Stack:
         """Return the fused attention kernel for a device, or None if attention matrices are written to memory."""
         known = {} if device.kernels is None else device.kernels.attention
         return next((name for name in self.attention if name in known), None)
+
+    def gathered_nbytes(self, layers: Sequence[Layer], precision: str) -> float:
+        """Return the average bytes per parameter when sharded weights of some layers are gathered.
+
+        Only weights of matrix products of transformer layers are gathered as operands (torchao/float8:
+        ``convert_to_float8_training`` replaces linear layers); norms, biases and embeddings keep their dtype.
+        """
+        element, n_params = ELEMENT_NBYTES[precision], sum(layer.n_params for layer in layers)
+        if not self.gathers_low_precision_weights or precision not in LOW_PRECISIONS or not n_params:
+            return element
+        n_operands = sum(
+            n
+            for layer in layers
+            if layer.block > 0 and (layer.heads or layer.type in ("dense", "swiglu", "mixture_of_experts"))
+            for name, n in layer.tensors
+            if name.endswith("weight")
+        )
+        return element + (LOW_PRECISIONS[precision].operand - element) * n_operands / n_params
 
     @property
     def occupies(self) -> bool:

@@ -1,6 +1,8 @@
 """Ways to share a model out: what is tried, bounds that no simulation beats, and the search against trying all."""
 
+import gc
 import itertools
+import weakref
 
 import networkx as nx
 import numpy as np
@@ -14,7 +16,7 @@ import ddlsim
 from ddlsim import FSDP, ConfigError, Experiment, Fabric, Hybrid, Parallel, Splits, recommend
 from ddlsim.cli import app
 from ddlsim.cluster import MultiGpu, load_cluster, star
-from ddlsim.plan import ORDERS, Mesh, balanced_chunks, pipeline
+from ddlsim.plan import ORDERS, Mesh, balanced_chunks, pipeline, pipeline_outline
 from ddlsim.plan.bounds import Carriers
 from ddlsim.plan.pipeline_outline import Costs, Outline, activations_held, outlined
 from ddlsim.planner.bounds import Bounds
@@ -322,6 +324,18 @@ def test_least_of_one_stage_by_hand():
     exposed = work.gradient_nbytes / 1e8
     assert 4 / bound.figures.throughput == pytest.approx(seconds + exposed, rel=1e-6)
     assert np.isclose(result.step_time, seconds + exposed, rtol=1e-3)
+
+
+def test_only_the_latest_of_large_templates_is_kept(monkeypatch):
+    """The outlines of a search would take more than 1 GB together."""
+    monkeypatch.setattr(pipeline_outline, "MOST_PASSES", 5)
+    costs = Costs(*(np.ones(2) for _ in range(6)))
+    kept = []
+    for n in (2, 3, 4, 2):
+        kept.append(weakref.ref(outlined(Outline("1f1b", Mesh(1, 2), n, 2), costs).graph))
+    gc.collect()
+    assert [each() is not None for each in kept] == [True, False, True, True]  # 2 is small
+    assert kept[0]() is kept[3]()
 
 
 def test_two_stages_by_hand():

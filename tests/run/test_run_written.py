@@ -103,6 +103,7 @@ def test_a_saved_file_names_other_files_from_its_own_folder(tmp_path, monkeypatc
     (tmp_path / "in").mkdir()
     (tmp_path / "out").mkdir()
     (tmp_path / "images" / "a").mkdir(parents=True)
+    (tmp_path / "images" / "racks").write_text("")
     text = 'title = "x"\ninput = [1, 8, 8]\nlayers = [{ type = "flatten" }, { type = "dense", units = "$n" }]\n'
     (tmp_path / "in" / "model.toml").write_text(text + "[parameters]\nn = 3\n")
     (tmp_path / "out" / "model.toml").write_text(text + "[parameters]\nn = 300\n")  # which is not meant
@@ -129,6 +130,7 @@ def test_a_saved_file_names_other_files_from_its_own_folder(tmp_path, monkeypatc
     assert ddlsim.simulate(ddlsim.load_experiment("other/again.toml")).step_time == result.step_time
     for name, written in (
         ("images/a", "../images/a"),  # a folder
+        ("images/racks", "../images/racks"),  # a file without suffix, such as a cluster of another tool
         ("office-1gbe+n_hosts=4", "office-1gbe+n_hosts=4"),
         ("nowhere.toml", "nowhere.toml"),
         (str(tmp_path / "in" / "model.toml"), str(tmp_path / "in" / "model.toml")),

@@ -3,13 +3,17 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import ddlsim
 from ddlsim import cli
+from ddlsim.cluster import catalogue
 from ddlsim.collectives import nccl
 from ddlsim.errors import ConfigError
+from ddlsim.run.prepare import place
+from ddlsim.study.fingerprint import Digests, text_of
 
 CLUSTER = """
 [generator]
@@ -131,10 +135,58 @@ def test_the_nvlinks_of_an_h800_are_slower(cluster, device):
     assert found.sensitivities()[0].gain > 0.01
 
 
-def test_an_explicit_bandwidth_of_nvlinks_is_kept():
+@pytest.mark.parametrize("given", ["option", "path", "graph"])
+def test_an_explicit_bandwidth_of_nvlinks_is_kept(given, tmp_path):
+    """Files and graphs state their bandwidths explicitly, too, also the file of a bundled cluster."""
+    fast = "dgx-h100-pod+nvlink_bandwidth=450 GB/s"
+    if given != "option":
+        fast = ddlsim.load_cluster(fast)
+        fast.save(tmp_path / "dgx-h100-pod.toml")
+        fast = tmp_path / "dgx-h100-pod.toml" if given == "path" else fast.to_graph()
+
     def seconds(device):
         split = ddlsim.Parallel(tensor=8, sequence=True)
-        fast = "dgx-h100-pod+nvlink_bandwidth=900 GB/s"
         return ddlsim.simulate(fast, "llama-3-8b", split, 8, workers=8, device=device, steps=1, warmup=0).step_time
 
-    assert seconds("h800") == pytest.approx(seconds("h100"), rel=1e-3)  # 1.67 with 200 GB/s
+    assert seconds("h800") == pytest.approx(seconds("h100"), rel=1e-3)  # 1.4 with 200 GB/s
+
+
+MIXED = """
+[[hosts]]
+name = "fast"
+device = "h100"
+n_gpus = 2
+inside = "nvswitch"
+nvlink_bandwidth = "450 GB/s"
+[[hosts]]
+name = "slow"
+device = "h800"
+n_gpus = 2
+inside = "nvswitch"
+nvlink_bandwidth = "450 GB/s"
+[[switches]]
+name = "switch"
+[[links]]
+between = ["fast", "switch"]
+bandwidth = "400 Gbit/s"
+latency = "1 us"
+[[links]]
+between = ["slow", "switch"]
+bandwidth = "400 Gbit/s"
+latency = "1 us"
+"""
+
+
+def test_devices_limit_their_own_nvlinks_only(tmp_path, monkeypatch):
+    """On a bundled cluster with several devices; and studies store limited runs apart from those on a file's links."""
+    (tmp_path / "mixed.toml").write_text(MIXED)
+    monkeypatch.setattr(catalogue, "bundled_files", lambda folder: {"mixed": tmp_path / "mixed.toml"})
+    names = "mixed", tmp_path / "mixed.toml"
+    found = []
+    for name in names:
+        cluster = place(ddlsim.Experiment(name, "alexnet", batch_size=4)).cluster
+        rates = np.where(np.array(cluster.link_kind) == "nvlink", cluster.link_bandwidth, np.nan)
+        found.append([np.unique(rates[cluster.host_of[cluster.link_src] == host])[0] for host in (0, 1)])
+    assert found == [[450e9, 200e9], [450e9, 450e9]]
+    runs = [ddlsim.Experiment(ddlsim.load_cluster(name), ddlsim.load_model("alexnet")) for name in names]
+    assert len({text_of(run, Digests()) for run in runs}) == 2

@@ -24,14 +24,16 @@ from ddlsim import (
     simulate,
     stack_names,
 )
-from ddlsim.plan import Chunk
+from ddlsim.plan import Chunk, fully_sharded, sharded
+from ddlsim.plan.plan import ALL_GATHER
 from ddlsim.run.prepare import prepare
+from ddlsim.workload.buckets import one_bucket
 from ddlsim.workload.compute import EXPOSED_TRAFFIC, Roofline, Workload, make_workload
 from ddlsim.workload.contention import IN_MACHINE, OTHER
 from ddlsim.workload.memory import Holding, kept_nbytes, memory_of
 from ddlsim.workload.precision import LOW_PRECISIONS
 from ddlsim.workload.products import Product, Timing, kernel_times, product_time
-from ddlsim.workload.roles import blocks, saved_products
+from ddlsim.workload.roles import blocks, saved_products, weight_units
 from ddlsim.workload.tensor_parallel import tensor_parallel
 
 H100, B200, A100 = load_device("h100"), load_device("b200"), load_device("a100-80g")
@@ -112,11 +114,23 @@ def test_rooflines_know_no_low_precision(precision: str) -> None:
 
 
 def test_weights_are_gathered_as_operands() -> None:
-    """FP8 all-gathers: a byte per parameter of transformer layers, two per parameter outside."""
-    inside = sum(layer.n_params for first, end in blocks(MODEL.layers) for layer in MODEL.layers[first:end])
-    gathered = work(precision="fp8").gathered_nbytes
-    assert gathered == pytest.approx((2.0 * (MODEL.n_params - inside) + inside) / MODEL.n_params, rel=1e-12)
-    assert work("megatron", precision="fp8").gathered_nbytes == work().gathered_nbytes == 2.0
+    """FP8 all-gathers: a byte per weight of products in transformer layers, two per other weight, in every unit."""
+    workload = work(precision="fp8")
+    for i, layer in enumerate(MODEL.layers):
+        product = layer.heads or layer.type == "swiglu" or (layer.type == "dense" and layer.block > 0)
+        assert workload.gathered_nbytes(i, i + 1) == (1.0 if product else 2.0), layer.name
+    assert work("megatron", precision="fp8").gathered_nbytes(1, 9) == work().gathered_nbytes(1, 9) == 2.0
+    nbytes = [workload.gathered_nbytes(i, i + 1) * layer.n_params for i, layer in enumerate(MODEL.layers)]
+    units = weight_units(MODEL.layers)
+    plan = fully_sharded(workload, 8, units).unroll(1)
+    gathers = plan.rows(ALL_GATHER)
+    for part, sent in zip(plan.part[gathers], plan.nbytes[gathers], strict=True):
+        assert sent == pytest.approx(sum(nbytes[plan.parts[part].first : plan.parts[part].end]), rel=1e-12)
+    buckets = sharded(workload, 8, one_bucket).unroll(1)
+    assert buckets.nbytes[buckets.rows(ALL_GATHER)] == pytest.approx(sum(nbytes), rel=1e-12)
+    holding, (first, end) = Holding(zero=3, shards=8, stack=workload.stack, gathered=1), blocks(MODEL.layers)[0]
+    held, plain = (memory_of(MODEL, 1, precision, holding).buffers for precision in ("fp8", "bf16"))
+    assert plain - held == sum(2.0 * layer.n_params for layer in MODEL.layers[first:end]) - sum(nbytes[first:end])
 
 
 def test_collectives_take_multiprocessors() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -11,9 +12,9 @@ from ddlsim.nn.network import build_network
 from ddlsim.schema import PLAIN
 from ddlsim.workload.layers import Attention, CrossAttention, MixtureOfExperts, RMSNorm, Slice, SwiGLU
 from ddlsim.workload.memory import layer_nbytes
-from ddlsim.workload.model import Model, load_model, tensor_shapes
+from ddlsim.workload.model import Model, load_model, model_names, tensor_shapes
 from ddlsim.workload.products import layer_products
-from ddlsim.workload.roles import ATTENTION, kv_heads, rank_tensors
+from ddlsim.workload.roles import ATTENTION, blocks, kv_heads, rank_tensors
 
 #: of the models whose layers are GPT-2's: width h, layers L, vocabulary V, sequence s
 GPT = {
@@ -81,6 +82,29 @@ def test_transformer_by_hand():
     attention, feed_forward = 4 * s * d * d + 2 * s * s * d, 2 * s * d * f
     assert model.macs == 6 * (attention + feed_forward) + 6 * (2 * attention + feed_forward) + s * d * 37_000
     assert model.layers[-1].out_shape == (32, 37_000)
+
+
+MANY = [name for name in model_names() if load_model(name).tokens]
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_a_block_holds_all_layers_of_its_transformer_layer(name):
+    """Blocks follow each other without gaps, contain the same layers, and only embedding, final normalisation and
+    output are in none. A decoder layer with self- and cross-attention is one block; the encoder is a single unit."""
+    layers = load_model(name).layers
+    ranges = blocks(layers)
+    assert all(before[1] == after[0] for before, after in pairwise(ranges))
+    kinds = [[layer.type for layer in layers[first:end]] for first, end in ranges]
+    assert all(each == kinds[-1] for each in kinds[name.startswith("transformer") :])
+    for first, end in ranges:
+        types = [layer.type for layer in layers[first:end]]
+        assert any(layer.heads for layer in layers[first:end])
+        assert {"dense", "mixture_of_experts"} & set(types)
+    outside = [layer for first, end in ((0, ranges[0][0]), (ranges[-1][1], None)) for layer in layers[first:end]]
+    assert not any(layer.heads or layer.type in ("swiglu", "mixture_of_experts") for layer in outside)
+    assert sum(layer.n_params for layer in outside) + sum(
+        layer.n_params for first, end in ranges for layer in layers[first:end]
+    ) == sum(layer.n_params for layer in layers)
 
 
 def test_the_encoders_output_reaches_every_decoder_layer():
