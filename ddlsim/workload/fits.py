@@ -12,6 +12,7 @@ from ddlsim.arguments import Bytes, Count, checked, integer, one_of
 from ddlsim.errors import ConfigError
 from ddlsim.readable import size
 from ddlsim.text_tables import aligned
+from ddlsim.workload.compute import check_products
 from ddlsim.workload.devices import Device, DeviceLike, load_device
 from ddlsim.workload.memory import RECOMPUTE, Holding, Memory, Precision, memory_of
 from ddlsim.workload.model import Model, ModelLike, load_model
@@ -201,8 +202,9 @@ def fits(
     holding = Holding(optimizer, None, zero, shards, tensor, sequence, recompute, offload=offload, workspace=workspace)
     software, batches = None if stack is None else load_stack(stack), (pipeline, micro_batches, interleave)
     case = _Case(network, precision, batch_size, *batches, holding, machine, software, flash, gradient_dtype)
-    _check_effects(case)
+    check_products(precision, machine)
     memory = case.memory()
+    _check_effects(case, memory)
     question = f"{network.name} with micro-batches of {batch_size} in {precision} with {optimizer}"
     question += f" under {case.software.name}" if of_kernels else ""
     room = machine.memory_nbytes
@@ -211,8 +213,15 @@ def fits(
     return Fit(question, machine.name, room, memory, tuple(_remedies(case, memory, room)))
 
 
-def _check_effects(case: _Case) -> None:
+def _check_effects(case: _Case, memory: Memory) -> None:
     """Raise ConfigError for arguments that have no effect on this model or with the other arguments."""
+    for name, default in (("shards", 1), ("workspace", None)):
+        value = getattr(case.holding, name)
+        if value != default and (name != "shards" or not case.holding.zero):
+            without = dataclasses.replace(case, holding=dataclasses.replace(case.holding, **{name: default}))
+            if without.memory() == memory:
+                remedy = "set zero=1 or more, or remove shards" if name == "shards" else f"remove {name}"
+                raise ConfigError(f"{name} = {value!r} has no effect on {case.model.name}; {remedy}")
     tensor, recompute = case.holding.tensor, case.holding.recompute
     if case.interleave > 1 and case.pipeline == 1:
         raise ConfigError(f"interleave = {case.interleave}: requires pipeline parallelism; set pipeline=2 or more")
