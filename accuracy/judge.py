@@ -663,10 +663,6 @@ def summary(errors: Sequence[float], name: str, n_rows: int) -> str:
     )
 
 
-def _percent(error: float | None) -> str:
-    return "" if error is None else f"{error:+7.1%}"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a line per row, and the errors of all rows."""
     parser = argparse.ArgumentParser(prog="python -m accuracy.judge", description=str(__doc__).splitlines()[0])
@@ -695,7 +691,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _printed(row: Judged) -> Judged:
-    text = row.reason if row.predicted is None else f"{row.predicted:10.5g} {_percent(row.error)}"
+    text = row.reason if row.predicted is None else f"{row.predicted:10.5g} "
+    text += "" if row.error is None else f"{row.error:+7.1%}"
     if row.memory and row.predicted_memory:
         text += f"  {row.memory:.4g} {row.predicted_memory:.4g} GiB"
     text += "".join(f"  ({note})" for note in row.notes)

@@ -136,10 +136,14 @@ def calibrate(
         raise ConfigError(
             f"--out {out}: calibrated clusters and stacks are TOML files; choose a name that ends in .toml"
         )
+    of_links: dict[str, object] = {"algorithm": algorithm, "backend": backend, "hosts": hosts, "ranks": ranks}
+    of_links |= {"operation": operation, "software": software, "reader": reader}
+    of_stacks = {"strategy": strategy, "batch": batch, "allow-code": allow_code or None}
+    for name, value in (of_stacks if stack is None else of_links).items():
+        if value is not None:
+            why = "without" if stack is None else "with"
+            raise ConfigError(f"--{name} has no effect {why} --stack; leave --{name} out")
     if stack is not None:
-        others = {"algorithm": algorithm, "backend": backend, "hosts": hosts, "operation": operation, "ranks": ranks}
-        for name in [name for name, value in (others | {"software": software, "reader": reader}).items() if value]:
-            raise ConfigError(f"--{name} has no effect with --stack; leave --{name} out")
         from ddlsim.validation import calibrate_stack, read_runs
 
         sources = (read_runs(file, allow_code=True) if file.endswith(".csv") else [file] for file in measurements)
@@ -148,13 +152,6 @@ def calibrate(
         typer.echo(json.dumps(fitted.to_dict(), indent=2) if as_json else str(fitted))
         write_file(out, fitted.stack.save)
         return
-    if allow_code:
-        raise ConfigError("--allow-code has no effect without --stack; leave --allow-code out")
-    if strategy is not None or batch is not None:
-        raise ConfigError(
-            "--strategy and --batch apply only to traced runs, which require --stack; add --stack, "
-            "or leave both options out"
-        )
     if cluster is None:
         raise ConfigError(
             "calibrate: set --cluster to the measured cluster, or --stack to fit a software stack to measured runs"

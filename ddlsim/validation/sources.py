@@ -42,9 +42,10 @@ def read_sources(
     item, and for a value or a reader that no file needs.
     """
     found = Sources()
-    said = {"operation": operation, "n_ranks": n_ranks, "n_hosts": n_hosts, "model": model, "reader": reader}
-    given = [name for name, value in {**said, "version": version or None}.items() if value is not None]
-    facts = {name: said[name] for name in ("operation", "n_ranks") if name in given}
+    said: dict[str, object] = {"operation": operation, "n_ranks": n_ranks, "n_hosts": n_hosts, "model": model}
+    said |= {"reader": reader, "version": version or None}
+    given = [name for name, value in said.items() if value is not None]
+    facts: dict[str, object] = {name: said[name] for name in ("operation", "n_ranks") if name in given}
     used: set[str] = set()
     for item in items:
         if isinstance(item, Measurement):

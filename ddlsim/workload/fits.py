@@ -203,8 +203,8 @@ def fits(
     software, batches = None if stack is None else load_stack(stack), (pipeline, micro_batches, interleave)
     case = _Case(network, precision, batch_size, *batches, holding, machine, software, flash, gradient_dtype)
     check_products(precision, machine)
+    _check_effects(case)
     memory = case.memory()
-    _check_effects(case, memory)
     question = f"{network.name} with micro-batches of {batch_size} in {precision} with {optimizer}"
     question += f" under {case.software.name}" if of_kernels else ""
     room = machine.memory_nbytes
@@ -213,15 +213,8 @@ def fits(
     return Fit(question, machine.name, room, memory, tuple(_remedies(case, memory, room)))
 
 
-def _check_effects(case: _Case, memory: Memory) -> None:
+def _check_effects(case: _Case) -> None:
     """Raise ConfigError for arguments that have no effect on this model or with the other arguments."""
-    for name, default in (("shards", 1), ("workspace", None)):
-        value = getattr(case.holding, name)
-        if value != default and (name != "shards" or not case.holding.zero):
-            without = dataclasses.replace(case, holding=dataclasses.replace(case.holding, **{name: default}))
-            if without.memory() == memory:
-                remedy = "set zero=1 or more, or remove shards" if name == "shards" else f"remove {name}"
-                raise ConfigError(f"{name} = {value!r} has no effect on {case.model.name}; {remedy}")
     tensor, recompute = case.holding.tensor, case.holding.recompute
     if case.interleave > 1 and case.pipeline == 1:
         raise ConfigError(f"interleave = {case.interleave}: requires pipeline parallelism; set pipeline=2 or more")
@@ -230,9 +223,11 @@ def _check_effects(case: _Case, memory: Memory) -> None:
             f"micro_batches = {case.micro_batches}: has no effect without pipeline parallelism, because micro-batches "
             "then run one after the other; set pipeline=2 or more, or remove micro_batches"
         )
-    if any(layer.heads for layer in case.model.layers):
+    name, layers = case.model.name, case.model.layers
+    if case.holding.workspace is not None and not any(layer.type == "conv" for layer in layers):
+        raise ConfigError(f"workspace has no effect, because {name} has no convolutions; remove workspace")
+    if any(layer.heads for layer in layers):
         return
-    name = case.model.name
     if tensor > 1:
         raise ConfigError(
             f"tensor = {tensor}: {name} has no attention layers, which tensor parallelism needs; use tensor=1"
