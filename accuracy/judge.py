@@ -15,7 +15,6 @@ and where memory would not suffice, transformer layers are recomputed.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import re
@@ -44,6 +43,8 @@ from ddlsim import (
     simulate,
 )
 from ddlsim.errors import listed, nearest, shown
+from ddlsim.output_files import check_place, write_text
+from ddlsim.plain import csv_rows, decoded, read_bytes
 from ddlsim.workload.model_names import bundled_names
 
 __all__ = ["Judged", "Row", "judge", "main", "read", "summary"]
@@ -87,29 +88,36 @@ def read(path: Path) -> tuple[str, list[Row]]:
 
     Raises ConfigError for a file that cannot be read and for other columns.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; give a file of published runs") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}); give a file of published runs") from None
-    if path.suffix in (".yaml", ".yml"):
-        return "large", _large_rows(path, text)
-    table = csv.DictReader(line for line in text.splitlines() if line.strip() and not line.startswith("#"))
-    columns = set(table.fieldnames or ())
+    missing = "no such file; give a file of published runs"
+    if path.suffix.lower() in (".yaml", ".yml", ".json"):
+        return "large", _large_rows(path, decoded(read_bytes(path, missing), str(path)))
+    lines = csv_rows(path, missing)
+    columns = [name.lower().replace(" ", "_") for name in lines[0][1]] if lines else []
+    if repeated := {name for name in columns if name and columns.count(name) > 1}:
+        raise ConfigError(f"{path}: column {min(repeated)!r} occurs twice; remove one")
     # one that lacks a column is that of which it has most
-    hits = {kind: len(columns & set(each.columns)) for kind, each in FAMILIES.items() if each.figure in columns}
+    hits = {kind: len(set(columns) & set(each.columns)) for kind, each in FAMILIES.items() if each.figure in columns}
     kind = max(hits, key=lambda each: hits[each], default="")
     if not hits.get(kind):
         known = "; ".join(f"{name}: {', '.join(each.columns)} and {each.figure}" for name, each in FAMILIES.items())
         raise ConfigError(f"{path}: has the columns of none of the known files; known: {known}")
-    return kind, [Row({key: _value(value) for key, value in row.items() if key}) for row in table]
+    return kind, [_row(columns, cells) for _, cells in lines[1:]]
+
+
+class _Loader(yaml.SafeLoader):
+    """Rejects repeated keys, of which the last would otherwise replace the others."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [str(key.value) for key, _ in node.value]
+        if repeated := {key for key in keys if keys.count(key) > 1}:
+            raise yaml.MarkedYAMLError(problem=f"the key {min(repeated)!r} occurs twice", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def _large_rows(path: Path, text: str) -> list[Row]:
     try:
-        table = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        table = yaml.load(text, _Loader)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
     rows = table.get("rows") if isinstance(table, dict) else None
     if not isinstance(rows, list):
@@ -120,20 +128,29 @@ def _large_rows(path: Path, text: str) -> list[Row]:
 def _large_row(row: object) -> Row:
     """Return the values of a row by column; a malformed row says what is wrong instead."""
     if isinstance(row, dict):
-        return Row({str(key): "" if value is None else value for key, value in row.items()})
+        return _row([str(key) for key in row], list(row.values()))
     if not isinstance(row, list):
         return Row({"malformed": f"must be a list of {len(LARGE)} values, not {shown(row)}"})
-    values = dict(zip(LARGE, ("" if value is None else value for value in row), strict=False))
-    if len(row) != len(LARGE):
-        values["malformed"] = f"has {len(row)} values; the columns are {', '.join(LARGE)}"
+    return _row(LARGE, row)
+
+
+def _row(columns: Sequence[str], cells: Sequence[object]) -> Row:
+    values = {name: _value(cell) for name, cell in zip(columns, cells, strict=False) if name}
+    if len(cells) < len(columns) or any(_value(cell) != "" for cell in cells[len(columns) :]):
+        values["malformed"] = f"has {len(cells)} values; the columns are {', '.join(columns)}"
     return Row(values)
 
 
-def _value(text: str | None) -> Any:
+def _value(cell: object) -> Any:
+    """Return a cell as a number, if it is one ("1,024"); "" if the value is missing."""
+    if cell is None or str(cell).lower() in ("-", "n/a", "na"):
+        return ""
+    if not isinstance(cell, str | float):
+        return cell
     try:
-        number = float(text or "")
+        number = float(re.sub(r"(?<=\d),(?=\d{3}\b)", "", str(cell)))
     except ValueError:
-        return (text or "").strip()
+        return str(cell).strip()
     return int(number) if number.is_integer() else number
 
 
@@ -141,8 +158,14 @@ def _value(text: str | None) -> Any:
 
 
 def _plain(text: object) -> str:
-    """Return a name without case, spaces, hyphens and dots."""
-    return re.sub(r"[\s_.-]", "", str(text)).lower()
+    """Return a name without case, spaces, hyphens, dots and parentheses."""
+    return re.sub(r"[\s_.()-]", "", str(text)).lower()
+
+
+def _text(row: Row, name: str) -> str:
+    if row.get(name, "") == "":
+        raise UnsupportedError(f"{name} is missing")
+    return str(row[name])
 
 
 def _size(row: Row, name: str) -> int:
@@ -170,10 +193,14 @@ YES, NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off", "none", "-
 
 
 def _word(row: Row, name: str, known: Mapping[str, Any]) -> Any:
-    """Return what a word stands for, spelled in any way."""
+    """Return what a word stands for, spelled in any way; of a longer one ("fp8-rowwise"), what it begins with."""
     words = {_plain(each): value for each, value in known.items()}
     value = row.get(name, "")
     if _plain(value) not in words:
+        begin = max((each for each in known if each and _plain(value).startswith(_plain(each))), key=len, default="")
+        if begin:
+            row.notes.append(f"{name} = {shown(value)}: simulated as {begin}")
+            return known[begin]
         near = nearest(str(value), known)
         hint = f"did you mean {near!r}?" if near else f"known: {', '.join(filter(None, known))}"
         raise UnsupportedError(f"{name} = {shown(value)}: not known; {hint}")
@@ -188,9 +215,17 @@ def _replicas(row: Row, per_replica: int) -> int:
     return gpus // per_replica
 
 
+def _shard(row: Row, data: int, default: int) -> int:
+    """Return the size of the sharding group."""
+    shard = _count(row, "fsdp") if row.get("fsdp") else default
+    if shard and data % shard:
+        raise UnsupportedError(f"fsdp = {shard}: must divide gpus / (tensor x pipeline) = {data}")
+    return shard
+
+
 def _check(row: Row) -> None:
     """Raise UnsupportedError for what no strategy simulates."""
-    if row.get("routing") or _size(row, "expert") > 1:
+    if str(row.get("routing", "")).lower() not in NO or _size(row, "expert") > 1:
         raise UnsupportedError("experts: these models are not simulated yet")
     if _size(row, "context") > 1:
         raise UnsupportedError("context parallelism is not simulated yet")
@@ -208,8 +243,9 @@ MODELS = {"mtnlg": "megatron-530b", "mtnlg530b": "megatron-530b", "bloom": "bloo
 
 def _model(row: Row) -> str:
     """Return the bundled model that a row names, whatever its spelling ("Llama 3.1 405B"), with the row's sequences."""
-    name = str(row.get("model", ""))
-    model = MODELS.get(_plain(name)) or next((each for each in bundled_names() if _plain(each) == _plain(name)), name)
+    name = _text(row, "model").rpartition("/")[2]
+    plain = _plain(name).removeprefix("meta")
+    model = MODELS.get(plain) or next((each for each in bundled_names() if _plain(each) == plain), name)
     _no_experts(load_model(model))
     return f"{model}+seq={_count(row, 'sequence')}" if "sequence" in row else model
 
@@ -224,7 +260,7 @@ def _device(row: Row, name: str = "system") -> str:
 
     Raises UnsupportedError for others, and where the name says another size of memory.
     """
-    given = str(row.get(name, ""))
+    given = _text(row, name)
     words = set(re.findall(r"[a-z0-9]+", re.sub(r"(?<=\d) ?gi?b\b", "g", given.lower()).replace("lite", "e")))
     words |= {word.replace("pod", "") for word in words}
     known = {each: set(each.split("-")) - {"tpu", "rtx"} for each in device_names()}
@@ -289,8 +325,8 @@ def _fitting(run: Callable[[str], Result]) -> float:
     return 1.0 / ((1.0 - share) / none.throughput + share / full.throughput)
 
 
-def _tokens(result: Result, sequence: int) -> float:
-    return result.throughput * sequence / result.n_workers
+def _tokens(result: Result, row: Row) -> float:
+    return result.throughput * _count(row, "sequence") / result.n_workers
 
 
 def _gib(result: Result) -> float | None:
@@ -308,7 +344,7 @@ def _bridge(row: Row) -> tuple[float, float | None]:
     micro_batch, batch = _count(row, "micro_batch"), _count(row, "global_batch")
     data, precision, model = _replicas(row, tensor * pipeline), _word(row, "precision", PRECISIONS), _model(row)
     cluster, options = _nvidia(row, "system", gpus)
-    shard = _count(row, "fsdp") if row.get("fsdp") else 0
+    shard = _shard(row, data, 0)
     if shard and tensor * pipeline > 1 and (pipeline > 1 or shard != data):
         raise UnsupportedError(f"fsdp = {shard}: in layouts, FSDP is only simulated if tensor x fsdp = gpus")
 
@@ -404,11 +440,9 @@ def _torchtitan(row: Row) -> tuple[float, float | None]:
     local_batch, data = _count(row, "local_batch"), _replicas(row, tensor * pipeline)
     cluster, device = _cloud(row, gpus)
     alone, split = _word(row, "recompute", RECOMPUTE)
-    shard = _count(row, "fsdp") if row.get("fsdp") else data
-    if data % shard:
-        raise UnsupportedError(f"fsdp = {shard}: must divide gpus / (tensor x pipeline) = {data}")
+    shard = _shard(row, data, data)
     if tensor * pipeline == 1:
-        share = 0.5 if _plain(row["recompute"]) == "selectivelayer" else 1.0
+        share = 0.5 if _plain(row.get("recompute", "")) == "selectivelayer" else 1.0
         strategy: Any = FSDP(
             micro_batch=local_batch, recompute=alone, recompute_share=share, shard=shard if shard < gpus else None
         )
@@ -427,7 +461,7 @@ def _torchtitan(row: Row) -> tuple[float, float | None]:
     stack = "torchtitan-compile" if _is_set(row, "compile") else "torchtitan"
     result = _run(row, cluster, _model(row), strategy, _count(row, "global_batch"), gpus, stack,
                   precision=_word(row, "precision", PRECISIONS), device=device)  # fmt: skip
-    return _tokens(result, row["sequence"]), _gib(result)
+    return _tokens(result, row), _gib(result)
 
 
 #: sharding of fms-fsdp, in its words and in PyTorch's -> stage of ZeRO, and whether only within machines
@@ -455,7 +489,7 @@ def _fms(row: Row) -> tuple[float, float | None]:
         cluster += f"+n_nics=8+bandwidth={speed / 8} Gbit/s"
     options = _on_cluster(cluster.partition("+")[0], device)
     result = _run(row, cluster, _model(row), strategy, gpus * local_batch, gpus, "fms-fsdp", **options)
-    return _tokens(result, row["sequence"]), None
+    return _tokens(result, row), None
 
 
 #: slices that are simulated: rings between S of them move 2 (S - 1)/S of a shard, so more take at most 7 % longer, and
@@ -479,6 +513,7 @@ def _maxtext(row: Row) -> tuple[float, float | None]:
     device, local_batch, slices = _device(row), _count(row, "local_batch"), min(given, MOST_SLICES)
     if not device.startswith("tpu"):
         raise UnsupportedError(f"system = {shown(row['system'])}: no slices of {device}; must be a TPU")
+    _count(row, "sequence")
     if chips % tensor:
         raise UnsupportedError(f"tensor = {tensor}: must divide chips_per_slice = {chips}")
     if given > slices:
@@ -489,11 +524,10 @@ def _maxtext(row: Row) -> tuple[float, float | None]:
     _no_experts(model)
     again = _word(row, "recompute", POLICIES)
     fsdp = _count(row, "fsdp") if row.get("fsdp") else inside
-    shard = None if fsdp >= inside * given else fsdp
+    if inside * given % fsdp:
+        raise UnsupportedError(f"fsdp = {fsdp}: must divide slices x chips_per_slice / tensor = {inside * given}")
     if tensor == 1:
-        if shard and n % shard:
-            raise UnsupportedError(f"fsdp = {fsdp}: must divide chips_per_slice = {chips}")
-        strategy: Any = FSDP(shard=shard if shard != n else None, recompute=again)
+        strategy: Any = FSDP(shard=None if fsdp in (n, inside * given) else fsdp, recompute=again)
     else:
         if fsdp != inside:
             row.notes.append(f"simulated with the optimizer sharded over {n // tensor} ranks")
@@ -538,6 +572,7 @@ def _torus(system: str, chips: int) -> str:
 
 LARGE = ("case", "model", "machine", "gpus", "tensor", "pipeline", "interleave", "micro", "batch", "framework",
          "recompute", "seconds")  # fmt: skip
+LAYOUT_RECOMPUTE = {"": "none", "none": "none", "selective": "selective", "full": "full", "stage": "stage"}
 #: beginnings of frameworks whose layouts are those of Megatron; DeepSpeed runs Megatron-DeepSpeed's pipelines on A100
 FRAMEWORKS = ("megatron", "nemo", "deepspeed")
 
@@ -551,7 +586,7 @@ def _large(row: Row) -> tuple[float, float | None]:
     framework = _plain(row.get("framework", ""))
     if not framework.startswith(FRAMEWORKS):
         row.notes.append(f"framework = {shown(row.get('framework', ''))}: simulated as Megatron")
-    device, recompute, options = _device(row, "machine"), row.get("recompute") or "none", {}
+    device, recompute, options = _device(row, "machine"), _word(row, "recompute", LAYOUT_RECOMPUTE), {}
     if device.startswith("a100"):
         # its runs of this size, MT-NLG and BLOOM, are in bf16 (arXiv:2201.11990, section 2.3; arXiv:2211.05100, 3.4.3)
         deepspeed = framework.endswith("deepspeed")
@@ -594,19 +629,27 @@ def judge(path: Path) -> Iterator[Judged]:
     family = FAMILIES[kind]
     for row in rows:
         what = ", ".join(f"{key} {value}" for key, value in row.items() if value not in ("", None))
-        measured, memory = row.get(family.figure), row.get("memory_gib") or None
-        published = float(measured) if isinstance(measured, int | float) and measured > 0 else math.nan
-        memory = float(memory) if isinstance(memory, int | float) else None
         row.notes.clear()
+        published, memory = _published(row, family.figure), _published(row, "memory_gib")
         try:
             if "malformed" in row:
                 raise UnsupportedError(row["malformed"])
             predicted, needed = family.predict(row)
         except (UnsupportedError, DdlsimError) as error:
-            yield Judged(what, published, None, family.unit, str(error), memory)
+            yield Judged(what, published or math.nan, None, family.unit, str(error), memory)
         else:
             notes, needed = tuple(row.notes), needed if memory else None
-            yield Judged(what, published, predicted, family.unit, "", memory, needed, notes)
+            yield Judged(what, published or math.nan, predicted, family.unit, "", memory, needed, notes)
+
+
+def _published(row: Row, name: str) -> float | None:
+    """Return a published figure; None, with a note unless the cell is empty, if it is not a positive number."""
+    value = row.get(name, "")
+    if isinstance(value, int | float) and 0.0 < value < math.inf:
+        return float(value)
+    if value != "":
+        row.notes.append(f"{name} = {shown(value)}: not compared, must be a positive number")
+    return None
 
 
 def summary(errors: Sequence[float], name: str, n_rows: int) -> str:
@@ -620,45 +663,42 @@ def summary(errors: Sequence[float], name: str, n_rows: int) -> str:
     )
 
 
-def _percent(error: float | None) -> str:
-    return "" if error is None else f"{error:+7.1%}"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a line per row, and the errors of all rows."""
     parser = argparse.ArgumentParser(prog="python -m accuracy.judge", description=str(__doc__).splitlines()[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
-    rows: list[Judged] = []
     try:
-        for each in judge(given.file):
-            rows.append(each)
-            text = each.reason if each.predicted is None else f"{each.predicted:10.5g} {_percent(each.error)}"
-            if each.memory and each.predicted_memory:
-                text += f"  {each.memory:.4g} {each.predicted_memory:.4g} GiB"
-            text += "".join(f"  ({note})" for note in each.notes)
-            figure = "-" if math.isnan(each.published) else f"{each.published:.5g}"
-            print(f"{figure:>10} {text}  {each.unit}  [{each.what}]", flush=True)
+        if given.json is not None:
+            check_place(given.json)
+        rows = [_printed(each) for each in judge(given.file)]
+        print(summary([each.error for each in rows if each.error is not None], "figures", len(rows)))
+        memory = [(each.memory, each.predicted_memory) for each in rows if each.memory]
+        if memory:
+            print(summary([needed / measured - 1.0 for measured, needed in memory if needed], "memory", len(memory)))
+        if given.json is not None:
+            table = [
+                {"published": None if math.isnan(each.published) else each.published}
+                | {name: getattr(each, name) for name in ("predicted", "unit", "reason")}
+                for each in rows
+            ]
+            write_text(given.json, json.dumps({"rows": table}, indent=1))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(summary([each.error for each in rows if each.error is not None], "figures", len(rows)))
-    memory = [(each.memory, each.predicted_memory) for each in rows if each.memory]
-    if memory:
-        print(summary([needed / measured - 1.0 for measured, needed in memory if needed], "memory", len(memory)))
-    if given.json is not None:
-        table = [
-            {"published": None if math.isnan(each.published) else each.published}
-            | {name: getattr(each, name) for name in ("predicted", "unit", "reason")}
-            for each in rows
-        ]
-        try:
-            given.json.write_text(json.dumps({"rows": table}, indent=1), encoding="utf-8")
-        except OSError as error:
-            print(f"error: {given.json}: {error.strerror}", file=sys.stderr)
-            return 2
     return 0
+
+
+def _printed(row: Judged) -> Judged:
+    text = row.reason if row.predicted is None else f"{row.predicted:10.5g} "
+    text += "" if row.error is None else f"{row.error:+7.1%}"
+    if row.memory and row.predicted_memory:
+        text += f"  {row.memory:.4g} {row.predicted_memory:.4g} GiB"
+    text += "".join(f"  ({note})" for note in row.notes)
+    figure = "-" if math.isnan(row.published) else f"{row.published:.5g}"
+    print(f"{figure:>10} {text}  {row.unit}  [{row.what}]", flush=True)
+    return row
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 import os
 import re
 import secrets
@@ -165,6 +166,15 @@ def csv_text(frame: pd.DataFrame) -> str:
 def save_csv(frame: pd.DataFrame, path: str | Path) -> None:
     """Write the rows of a frame like :func:`csv_text`. Raises ConfigError if the file cannot be written."""
     write_text(path, csv_text(frame))
+
+
+def json_rows(frame: pd.DataFrame) -> list[dict[str, object]]:
+    """Return the rows of a frame as values for JSON, with all digits; missing and infinite numbers are None."""
+    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    return [
+        {str(name): None if isinstance(value, float) and math.isinf(value) else value for name, value in row.items()}
+        for row in rows
+    ]
 
 
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n]")

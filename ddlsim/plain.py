@@ -37,7 +37,7 @@ def read_bytes(path: Path, missing: str = "no such file") -> bytes:
     except FileNotFoundError:
         raise ConfigError(f"{path}: {missing}") from None
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}; give a file") from None
     if len(data) > MAX_NBYTES:
         raise ConfigError(f"{path}: is larger than {MAX_NBYTES >> 20} MiB; is it the right file?")
     return data

@@ -131,7 +131,8 @@ def main() -> None:
                 warnings.showwarning = _warn
                 app(prog_name="ddlsim")
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # closed, as in ``ddlsim models >&-``
+                sys.stdout.flush()
     except DdlsimError as error:
         _fail(f"error: {error}", 2)
     except MemoryError:

@@ -11,11 +11,11 @@ import typer
 
 from ddlsim.cli import completion
 from ddlsim.cli.application import app
-from ddlsim.cli.options import Json, Model, arg, opt
+from ddlsim.cli.options import AllowCode, Json, Model, arg, opt
 from ddlsim.cli.output import check_folder, check_page, check_picture, write_file
 from ddlsim.errors import ConfigError, shown
 from ddlsim.named_code import imported
-from ddlsim.output_files import save_csv
+from ddlsim.output_files import json_rows, save_csv
 
 if TYPE_CHECKING:
     from ddlsim.validation import Calibration
@@ -40,6 +40,7 @@ def validate(
     plot: Annotated[Path | None, opt("Plot predicted against measured throughput.")] = None,
     table: Annotated[Path | None, opt("Write all runs as CSV.")] = None,
     html: Annotated[Path | None, opt("Write an HTML page with the summary, the plot and all runs.")] = None,
+    allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Compare measured training runs with their simulation.
@@ -50,19 +51,19 @@ def validate(
     check_page(html)
     check_picture(plot)
     limit = None if tolerance is None else _share(tolerance)
+    from ddlsim.validation import read_runs
     from ddlsim.validation import validate as compare
 
     if fit is not None and fit_on is None:
         raise ConfigError(f'--fit {fit} has no effect without --fit-on; add --fit-on "workers <= 4", for example')
-    quantities = ("compute", "network") if fit is None else [name.strip() for name in fit.split(",") if name.strip()]
-    found = compare(runs, cluster, model, fit_on=fit_on, fit=quantities)
+    quantities = ("compute", "network") if fit is None else [name.strip() for name in fit.split(",")]
+    found = compare(read_runs(runs, allow_code=allow_code), cluster, model, fit_on=fit_on, fit=quantities)
     if as_json:
-        rows = json.loads(found.table.to_json(orient="records"))
         sums = {
             used: None if s is None else vars(s)
             for used, s in (("fit", found.summary(fitted=True)), ("held_out", found.summary(fitted=False)))
         }
-        typer.echo(json.dumps({"rows": rows, "summary": sums, "error": found.error}, indent=2))
+        typer.echo(json.dumps({"rows": json_rows(found.table), "summary": sums, "error": found.error}, indent=2))
     else:
         typer.echo(str(found))
     write_file(plot, found.plot)
@@ -117,6 +118,7 @@ def calibrate(
     ] = None,
     software: Annotated[str | None, opt('Software version, if a log does not contain it: "NCCL 2.18.3".')] = None,
     reader: Annotated[str | None, opt("Function that reads other file formats: package.module:function.")] = None,
+    allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Fit a cluster or a software stack to measurements.
@@ -132,21 +134,22 @@ def calibrate(
         raise ConfigError(
             f"--out {out}: calibrated clusters and stacks are TOML files; choose a name that ends in .toml"
         )
+    of_links: dict[str, object] = {"algorithm": algorithm, "backend": backend, "hosts": hosts, "ranks": ranks}
+    of_links |= {"operation": operation, "software": software, "reader": reader}
+    of_stacks = {"strategy": strategy, "batch": batch, "allow-code": allow_code or None}
+    for name, value in (of_stacks if stack is None else of_links).items():
+        if value is not None:
+            why = "without" if stack is None else "with"
+            raise ConfigError(f"--{name} has no effect {why} --stack; leave --{name} out")
     if stack is not None:
-        others = {"algorithm": algorithm, "backend": backend, "hosts": hosts, "operation": operation, "ranks": ranks}
-        for name in [name for name, value in (others | {"software": software, "reader": reader}).items() if value]:
-            raise ConfigError(f"--{name} has no effect with --stack; leave --{name} out")
-        from ddlsim.validation import calibrate_stack
+        from ddlsim.validation import calibrate_stack, read_runs
 
-        fitted = calibrate_stack(list(measurements), stack, cluster, model, strategy=strategy, batch_size=batch)
+        sources = (read_runs(file, allow_code=True) if file.endswith(".csv") else [file] for file in measurements)
+        files = [each for source in sources for each in source] if allow_code else measurements
+        fitted = calibrate_stack(files, stack, cluster, model, strategy=strategy, batch_size=batch)
         typer.echo(json.dumps(fitted.to_dict(), indent=2) if as_json else str(fitted))
         write_file(out, fitted.stack.save)
         return
-    if strategy is not None or batch is not None:
-        raise ConfigError(
-            "--strategy and --batch apply only to traced runs, which require --stack; add --stack, "
-            "or leave both options out"
-        )
     if cluster is None:
         raise ConfigError(
             "calibrate: set --cluster to the measured cluster, or --stack to fit a software stack to measured runs"

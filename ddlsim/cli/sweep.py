@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ from ddlsim.cli.options import AllowCode, Json, arg, opt
 from ddlsim.cli.output import check_folder, check_page, check_picture, write_file
 from ddlsim.errors import ConfigError
 from ddlsim.extras import needs
+from ddlsim.output_files import json_rows
+from ddlsim.printable import shown
 
 if TYPE_CHECKING:
     from ddlsim.run.sensitivity import Sensitivity
@@ -30,6 +33,7 @@ def report(
         Path | None, opt("Study file (.toml), for simulating possible improvements of the best configuration.")
     ] = None,
     metric: Annotated[str, opt("Metric that defines the best configuration: throughput, cost_per_sample, ...")] = "",
+    allow_code: AllowCode = False,
 ) -> None:
     """Report the configurations of a study.
 
@@ -42,8 +46,12 @@ def report(
             raise ConfigError(f"{option} has no effect without --html; add --html report.html")
     check_page(html)
     from ddlsim.study import load_table
+    from ddlsim.study.store import Store
 
     table = load_table(store)
+    with Store(store, only_read=True) as opened:
+        if (n := len(opened.studies())) > 1:
+            typer.echo(shown(f"note: {store} contains {n} studies; the report shows the one that ran last"), err=True)
     if html is None:
         typer.echo(str(table))
         return
@@ -53,7 +61,7 @@ def report(
     if study is not None:
         from ddlsim.study import load_study
 
-        found = sensitivities_of_best(load_study(study), table, metric)
+        found = sensitivities_of_best(load_study(study, allow_code=allow_code), table, metric)
     write_file(
         html, lambda path: save_html(table, path, title=title, question=question, metric=metric, sensitivities=found)
     )
@@ -103,10 +111,12 @@ def sweep(
     with ExitStack() as stack:
         client = None if dask is None else stack.enter_context(_client(dask))
         found = loaded.run(out, executor=client, jobs=jobs, retry_failed=retry_failed, add=add)
-    typer.echo(found.frame.to_json(orient="records", indent=1) if as_json else str(found))
+    typer.echo(json.dumps(json_rows(found.frame), indent=1) if as_json else str(found))
     write_file(table, found.save)
     if found.interrupted:
         raise typer.Exit(130)
+    if not found.counts["done"]:
+        raise ConfigError(f"{study}: no configuration could be simulated, for the reasons above; correct the study")
     write_file(plot, found.plot_scaling)
 
 

@@ -47,7 +47,8 @@ def study_cells(table: Table) -> list[list[str]]:
     """Return a header and one row per configuration (the first 40) with means over the seeds; for a search, the best
     first."""
     summary, shown, axes = table.summary, _shown(table), _axes(table)
-    lines = [[*axes, *(metric.column[0] for metric in shown)]]
+    heads = axes if varied(table) else ["workers"]
+    lines = [[*heads, *(metric.column[0] for metric in shown)]]
     if _is_ranked(table):
         summary = _best_first(table)
     for _, row in summary.head(N_ROWS).iterrows():
@@ -74,8 +75,10 @@ def study_notes(table: Table) -> list[str]:
     if seeds > 1:
         text.append(f"means over {seeds} seeds, +- 95 % intervals (Student's t)")
         text += _nothing_random(table)
+    notes = [note for outcome in table.outcomes.values() for note in texts_of(outcome.record.get("notes"))]
+    if (summary["efficiency"] > 1.0).any():
+        text += dict.fromkeys(f"efficiency{note.partition(',')[2]}" for note in notes if note.startswith("efficiency "))
     if METRICS["energy_per_sample"] in _shown(table):
-        notes = (note for outcome in table.outcomes.values() for note in texts_of(outcome.record.get("notes")))
         text += dict.fromkeys(note for note in notes if note.startswith("energy: "))
     text += [*change_lines(table), *filter(None, [cost_line(table)])]
     return [*text, *_ends(table)]
@@ -132,7 +135,7 @@ def _with_interval(row: pd.Series[Any], name: str, write: Callable[[float], str]
         return f"never{reached}"
     if reached:
         return f"median {write(mean)}{reached}"
-    return write(mean) if math.isnan(high) else f"{write(mean)} +-{percent((high - mean) / abs(mean)) if mean else ''}"
+    return write(mean) if math.isnan(high) or not mean else f"{write(mean)} +-{percent((high - mean) / abs(mean))}"
 
 
 def _ends(table: Table) -> list[str]:

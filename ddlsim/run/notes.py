@@ -67,10 +67,10 @@ def superlinear_causes(result: Result) -> list[str]:
         )
     if strategy.shares_batch and not workloads[0].timed:
         causes.append("every worker reads and updates only the weights of its part of the layers")
-    if not isinstance(experiment.jitter, NoJitter) or experiment.slowdowns or experiment.faults:
+    if varying := bool(not isinstance(experiment.jitter, NoJitter) or experiment.slowdowns or experiment.faults):
         causes.append("step times are a random sample, and the baseline is their mean; simulate more steps")
     times = np.diff([time for time, _ in result.measured_updates])
-    if result.recorder.staleness or np.ptp(times) > 1e-9 * times.mean():
+    if result.recorder.staleness or (not varying and np.ptp(times) > 1e-9 * times.mean()):
         causes.append("updates come in bursts, and the measured steps may end within one; simulate more steps")
     if not result.measured_updates[0][1]:  # the start of the run
         remedy = "increase max_time" if experiment.window[0] else "set warmup=2"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ import ddlsim
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.extras import needs
-from ddlsim.output_files import replacing, save_csv, write_text
+from ddlsim.output_files import json_rows, replacing, save_csv, write_text
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.seeds import half_width
 from ddlsim.study.store import Member, Store
@@ -231,7 +232,7 @@ class Table:
                         "use .csv"
                     ) from None
         elif path.suffix == ".json":
-            write_text(path, self.frame.to_json(orient="records", indent=1))
+            write_text(path, json.dumps(json_rows(self.frame), indent=1))
         else:
             raise ConfigError(f"{path}: unknown format {path.suffix!r}; use .csv, .parquet or .json")
 

@@ -481,7 +481,9 @@ def calibrate(
     if not rows and not times:
         known = sorted({row.backend for row in found.rows})
         raise ConfigError(f"calibration: no measurements with backend {backend!r}; available: {known}")
-    chosen_algorithms(algorithms)  # raises for an unknown kind
+    chosen_algorithms(algorithms)  # raises for an unknown name
+    if unused := sorted(set(algorithms or ()) - {row.operation for row in rows}):
+        raise ConfigError(f"algorithms: {unused[0]} was not measured, so its algorithm has no effect; leave it out")
     links, notes = placed(rows, loaded, algorithms)
     notes = [*found.notes, *notes]
     result = loaded

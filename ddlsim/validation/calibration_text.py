@@ -9,6 +9,7 @@ from ddlsim import printable
 from ddlsim.cluster.calibrated import PARAMETERS
 from ddlsim.readable import count, percent, seconds, si, size
 from ddlsim.text_tables import aligned
+from ddlsim.validation.compute_fit import step_text
 
 if TYPE_CHECKING:
     from ddlsim.validation.calibration import Calibration, Residual
@@ -81,7 +82,7 @@ def notes(calibration: Calibration) -> list[str]:
     for fit in calibration.compute:
         batches = _span((fit.batch_sizes[0], fit.batch_sizes[-1]))
         lines.append(
-            f"  step of {fit.model}: {seconds(fit.c0)} + {seconds(fit.c1)} x batch size, measured at batch {batches}, "
+            f"  step of {fit.model}: {step_text(fit.c0, fit.c1)}, measured at batch {batches}, "
             f"scatter {percent(fit.spread)}"
         )
     if calibration.jitter is not None:

@@ -11,6 +11,7 @@ from ddlsim.cluster import Cluster
 from ddlsim.cluster.machines import workers_by_machine
 from ddlsim.collectives import KINDS, Schedule, build, reorder
 from ddlsim.collectives.build import default_algorithm
+from ddlsim.collectives.lookup import find
 from ddlsim.collectives.nccl_tuner import LAPS
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure import Measurement
@@ -65,10 +66,12 @@ def fewest_hosts(cluster: Cluster, n_ranks: int) -> int:
 
 
 def chosen_algorithms(given: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the algorithm of each kind of collective. Raises ConfigError for an unknown kind."""
-    for kind in given or {}:
+    """Return the algorithm of each kind of collective. Raises ConfigError for an unknown kind or algorithm."""
+    for kind, name in (given or {}).items():
         if kind not in KINDS:
             raise unknown_name("kind of collective", kind, KINDS, "algorithms")
+        if name != "default":
+            find(name, kind)
     return {**ALGORITHMS, **(given or {})}
 
 

@@ -11,10 +11,11 @@ from ddlsim import printable
 from ddlsim.cluster.calibrated import PARAMETERS
 from ddlsim.output_files import write_text
 from ddlsim.printable import shown
-from ddlsim.readable import count, percent, rate, seconds
+from ddlsim.readable import count, percent, rate
 from ddlsim.run.metrics import METRICS
 from ddlsim.text_tables import aligned
 from ddlsim.validation.calibration_text import shown as shown_value
+from ddlsim.validation.compute_fit import step_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +52,7 @@ def notes(validation: Validation) -> list[str]:
             f"fitted {name} = {shown_value(name, value)}" if name in PARAMETERS else f"fitted {name} = {value:.4g}"
         )
     for key, line in fitted_values.compute.items():
-        lines.append(f"fitted step of {' '.join(key)} = {seconds(line.c0)} + {seconds(line.c1)} x batch size")
+        lines.append(f"fitted step of {' '.join(key)} = {step_text(line.c0, line.c1)}")
     for key, factor in fitted_values.factors.items():
         lines.append(f"fitted compute time of {' '.join(key)}: {factor:.4g} times the assumed one")
     for row in validation.rows:

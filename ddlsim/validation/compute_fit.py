@@ -12,6 +12,7 @@ import numpy as np
 from ddlsim.arguments import Count, Positive, checked
 from ddlsim.errors import ConfigError
 from ddlsim.extras import needs
+from ddlsim.readable import seconds
 from ddlsim.run.seeds import t_quantile
 from ddlsim.validation.log_fit import Floats, spread_of
 from ddlsim.workload.compute import Affine, Measured
@@ -65,6 +66,12 @@ class ComputeFit:
         sd = math.sqrt(float(row @ self.covariance @ row) / value**2 + self.spread**2)
         factor = math.exp(t_quantile(self.dof) * sd)
         return value / factor, value, value * factor
+
+
+def step_text(c0: float, c1: float) -> str:
+    """Return a fitted step time as text, with a remark if it does not depend on the batch size."""
+    remark = "" if c1 else " (at its limit, because times do not grow with the batch size; check the batch sizes)"
+    return f"{seconds(c0)} + {seconds(c1)} x batch size{remark}"
 
 
 @checked

@@ -38,18 +38,22 @@ def read_sources(
     n_hosts, model, operation, n_ranks, version   values that benchmark output lacks
     reader           function for files that :mod:`ddlsim.imports` does not support
 
-    Raises ConfigError with file, line and reason for an invalid file, without any item, and for an operation, a number
-    of ranks or a version that every file contains.
+    Raises ConfigError with file, line and reason for an invalid file, for a file that is listed twice, without any
+    item, and for a value or a reader that no file needs.
     """
     found = Sources()
-    said = {"operation": operation, "n_ranks": n_ranks}
-    facts = {name: value for name, value in said.items() if value is not None}
+    said: dict[str, object] = {"operation": operation, "n_ranks": n_ranks, "n_hosts": n_hosts, "model": model}
+    said |= {"reader": reader, "version": version or None}
+    given = [name for name, value in said.items() if value is not None]
+    facts: dict[str, object] = {name: said[name] for name in ("operation", "n_ranks") if name in given}
     used: set[str] = set()
     for item in items:
         if isinstance(item, Measurement):
             found.rows.append(item)
             continue
         path = Path(item)
+        if path in map(Path, found.sources):
+            raise ConfigError(f"{path}: is listed twice, so its measurements would count twice; leave one out")
         found.sources.append(str(item))
         if not os.path.exists(path):
             raise ConfigError(
@@ -62,14 +66,14 @@ def read_sources(
             with suppress(ConfigError):
                 kind = detect_kind(path)
             own = {name: value for name, value in facts.items() if kind and name in facts_of(kind)}
-            used |= own.keys()
+            used |= {*own, "n_hosts", "model", "" if kind else "reader"}
             n_before = len(found.rows)
             _read_other(path, found, n_hosts, model, None if kind else reader, own, version or "")
             used |= {"version"} if len(found.rows) > n_before else set()
-    for name in [name for name in (*facts, *(["version"] if version else [])) if name not in used]:
-        raise ConfigError(
-            f"calibration: {name} has no effect, because all files already contain this value; leave {name} out"
-        )
+    for name in (name for name in given if name not in used):
+        option = {"n_hosts": "hosts", "n_ranks": "ranks", "version": "software"}.get(name, name)
+        why = "ddlsim reads all files" if name == "reader" else "all files already contain this value"
+        raise ConfigError(f"calibration: {name} (--{option}) has no effect, because {why}; leave it out")
     if not (found.rows or found.step_times):
         raise ConfigError("calibration: no measurements; use a folder written by python -m ddlsim.measure")
     return found

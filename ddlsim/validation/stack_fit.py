@@ -29,13 +29,14 @@ from ddlsim.imports import KinetoTrace, fastest_over_ranks, read_any, to_measure
 from ddlsim.measure import Measurement
 from ddlsim.measure.table import OPERATIONS
 from ddlsim.plan import Plan
-from ddlsim.readable import percent
+from ddlsim.readable import count, percent
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.prepare import prepare
 from ddlsim.run.seeds import t_quantile
 from ddlsim.run.simulate import complete
 from ddlsim.strategies import contract
 from ddlsim.text_tables import aligned
+from ddlsim.validation.calibration import BAD_FIT
 from ddlsim.validation.cases import candidates, make_case
 from ddlsim.validation.compute_fit import fit_compute
 from ddlsim.validation.links import DISTINCT
@@ -78,6 +79,7 @@ class StackFit:
     fit        fitted values with their uncertainty
     calls      fit of `call_time` to separately measured collectives; None: no collectives were measured separately
     left_out   for each value that was not fitted, the reason: a mapping from names to reasons
+    alone      single-worker runs, which determined the compute time of models without kernel-level timing
     """
 
     stack: Stack
@@ -87,6 +89,7 @@ class StackFit:
     fit: LogFit
     calls: LogFit | None
     left_out: Mapping[str, str]
+    alone: tuple[MeasuredRun, ...] = ()
 
     @property
     def error(self) -> float:
@@ -109,7 +112,7 @@ class StackFit:
         ]
         error = self.error if self.runs else None
         about = {"left_out": dict(self.left_out), "spread": self.stack.spread, "error": error, "runs": rows}
-        return {"stack": self.base.name, **numbers, **about}
+        return {"stack": self.base.name, **numbers, **about, "single_worker_runs": [run.place for run in self.alone]}
 
     def __str__(self) -> str:
         lines = []
@@ -119,12 +122,16 @@ class StackFit:
             around = f"(95 %: {low:.3g} to {high:.3g}{unit})"
             lines.append(f"{name} {value:.3g}{unit} {around}, {before:.3g}{unit} in {self.base.name}")
         lines += [f"{name} as in {self.base.name}: {why}" for name, why in self.left_out.items()]
+        if self.alone:
+            lines.append(f"compute time without communication from {count(len(self.alone), 'single-worker run')}")
         if not self.runs:
             return "\n".join(lines)
         low, high = self.stack.spread
         lines.append(
             f"mean error {percent(self.error)}; a further run takes {low:.3f} to {high:.3f} times as long (95 %)"
         )
+        if self.error > BAD_FIT:
+            lines.insert(0, f"warning: poor fit: mean error {percent(self.error)}; check the runs and the cluster")
         rows = [("run", "measured", "predicted", "error")]
         for run, value in zip(self.runs, self.predicted, strict=True):
             what = f"{run.model or 'run'} on {run.workers}, {run.strategy or 'all-reduce'}, batch {run.batch_size}"
@@ -164,7 +171,13 @@ def calibrate_stack(
     if calls is not None:
         known = _with_numbers(base, calls.names, np.exp(calls.logs))
     experiments = {run: experiment_of(run, known, cluster, model, measured) for run in measured}
-    measured = [run for run in measured if experiments[run].workers != 1 or experiments[run].compute is None]
+    alone = tuple(run for run in measured if experiments[run].workers == 1 and experiments[run].compute is not None)
+    measured = [run for run in measured if run not in alone]
+    if alone and not measured and calls is None:
+        raise ConfigError(
+            f"{alone[0].place}: the times of single-worker runs of this model do not depend on the stack; add runs "
+            "with several workers"
+        )
     fitting = _Fitting([experiments[run] for run in measured], measured, known)
     fit, left_out = fitting.best([name for name in FITTED if calls is None or name != "call_time"])
     fitted = _with_numbers(known, fit.names, np.exp(fit.logs))
@@ -177,7 +190,7 @@ def calibrate_stack(
             spread=(round(math.exp(-half), 4), round(math.exp(half), 4)),
         )
     predicted = tuple((1.0 / fitting.times(fitted)).tolist())
-    return StackFit(fitted, base, tuple(measured), predicted, fit, calls, left_out)
+    return StackFit(fitted, base, tuple(measured), predicted, fit, calls, left_out, alone)
 
 
 def _half_width(fit: LogFit) -> float:

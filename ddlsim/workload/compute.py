@@ -339,6 +339,17 @@ class Workload:
         )
 
 
+def check_products(precision: str, device: Device) -> None:
+    """Raise ConfigError for an unknown precision, and for one that the device lacks."""
+    if precision not in ELEMENT_NBYTES:
+        raise unknown_name("precision", precision, ELEMENT_NBYTES)
+    if not has_products(precision, device.peak_flops):
+        names = ", ".join(name for name in ELEMENT_NBYTES if has_products(name, device.peak_flops))
+        raise ConfigError(
+            f"precision: {device.name} does not support matrix products in {precision}; supported: {names}"
+        )
+
+
 def make_workload(
     model: Model,
     device: Device,
@@ -367,13 +378,7 @@ def make_workload(
         raise ConfigError(f"batch_size = {batch_size}: must be at least 1")
     if not (math.isfinite(speed) and speed > 0.0):
         raise ConfigError(f"speed = {speed!r}: must be finite and above 0")
-    if not has_products(precision, device.peak_flops):
-        if precision not in ELEMENT_NBYTES:
-            raise unknown_name("precision", precision, ELEMENT_NBYTES)
-        names = ", ".join(name for name in ELEMENT_NBYTES if has_products(name, device.peak_flops))
-        raise ConfigError(
-            f"precision: {device.name} does not support matrix products in {precision}; supported: {names}"
-        )
+    check_products(precision, device)
     if gradient_dtype not in GRADIENT_TYPES:
         raise unknown_name("gradient_dtype", gradient_dtype, GRADIENT_TYPES)
     if optimizer is not None and optimizer not in OPTIMIZER_RULES:

@@ -12,6 +12,7 @@ from ddlsim.arguments import Bytes, Count, checked, integer, one_of
 from ddlsim.errors import ConfigError
 from ddlsim.readable import size
 from ddlsim.text_tables import aligned
+from ddlsim.workload.compute import check_products
 from ddlsim.workload.devices import Device, DeviceLike, load_device
 from ddlsim.workload.memory import RECOMPUTE, Holding, Memory, Precision, memory_of
 from ddlsim.workload.model import Model, ModelLike, load_model
@@ -201,6 +202,7 @@ def fits(
     holding = Holding(optimizer, None, zero, shards, tensor, sequence, recompute, offload=offload, workspace=workspace)
     software, batches = None if stack is None else load_stack(stack), (pipeline, micro_batches, interleave)
     case = _Case(network, precision, batch_size, *batches, holding, machine, software, flash, gradient_dtype)
+    check_products(precision, machine)
     _check_effects(case)
     memory = case.memory()
     question = f"{network.name} with micro-batches of {batch_size} in {precision} with {optimizer}"
@@ -221,9 +223,11 @@ def _check_effects(case: _Case) -> None:
             f"micro_batches = {case.micro_batches}: has no effect without pipeline parallelism, because micro-batches "
             "then run one after the other; set pipeline=2 or more, or remove micro_batches"
         )
-    if any(layer.heads for layer in case.model.layers):
+    name, layers = case.model.name, case.model.layers
+    if case.holding.workspace is not None and not any(layer.type == "conv" for layer in layers):
+        raise ConfigError(f"workspace has no effect, because {name} has no convolutions; remove workspace")
+    if any(layer.heads for layer in layers):
         return
-    name = case.model.name
     if tensor > 1:
         raise ConfigError(
             f"tensor = {tensor}: {name} has no attention layers, which tensor parallelism needs; use tensor=1"

@@ -76,7 +76,7 @@ def test_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         read(path)
     assert main([str(path)]) == 2
     assert main([str(tmp_path / "none.csv")]) == 2
-    assert "none.csv: No such file" in capsys.readouterr().err
+    assert "none.csv: no such file" in capsys.readouterr().err
 
 
 def _judged(tmp_path: Path, text: str, old: str = "", new: str = "") -> Judged:
@@ -92,6 +92,13 @@ def _judged(tmp_path: Path, text: str, old: str = "", new: str = "") -> Judged:
     [
         (BRIDGE, "h100,llama-3-8b,8,fp8-cs", "NVIDIA H100 80GB HBM3,Llama 3 8B,8,FP8-CS"),
         (BRIDGE, "h100,llama-3-8b,8,fp8-cs", "DGX H100,llama3-8b,8,float8"),
+        (
+            BRIDGE,
+            "llama-3-8b,8,fp8-cs,128,1,8192,8,1,1,1,1,1,",
+            'meta-llama/Meta-Llama-3-8B,8,FP8 (CS),128,1,"8,192",8,1,-,n/a,,NA,',
+        ),
+        (BRIDGE, "release,system,model,gpus", "Release,System, Model,GPUs"),
+        (LARGE, "16, 2, 1, 1, 2, 64, megatron, none", "16.0, '2', '-', n/a, 2, '64', megatron, Null"),
         (TORCHTITAN, ",,1,selective,1,bf16,0,", ",1F1B,,op,true,BFloat16,False,"),
         (FMS, "a100-80g,128,400,fsdp", "A100-SXM4-80GB,128,400,FULL_SHARD"),
         (
@@ -113,7 +120,15 @@ def test_other_spellings(tmp_path: Path, text: str, old: str, new: str) -> None:
     [
         (BRIDGE, "8,fp8-cs", ",fp8-cs", "gpus is missing"),
         (BRIDGE, "128,1,8192", "many,1,8192", "global_batch = 'many': must be a positive integer"),
-        (BRIDGE, "fp8-cs", "fp8-sc", "precision = 'fp8-sc': not known"),
+        (BRIDGE, "fp8-cs", "int8", "precision = 'int8': not known"),
+        (BRIDGE, "llama-3-8b", "", "model is missing"),
+        (BRIDGE, "128,1,8192,8,", "128,1,8192,16,", "fsdp = 16: must divide gpus / (tensor x pipeline) = 8"),
+        (BRIDGE, ",14451,744,", "", "has 14 values; the columns are release, system"),
+        (FMS, ",sequence,", ",context_length,", "sequence is missing"),
+        (TORCHTITAN, ",sequence,", ",context_length,", "sequence is missing"),
+        (MAXTEXT, ",sequence,", ",context_length,", "sequence is missing"),
+        (MAXTEXT, "full,64", "full,128", "fsdp = 128: must divide slices x chips_per_slice / tensor = 64"),
+        (LARGE, "none", "block", "recompute = 'block': not known"),
         (BRIDGE, "h100", "H100 96GB", "another size of memory"),
         (BRIDGE, "h100", "gtx-9000", "no such device"),
         (BRIDGE, "h100", "l4", "no bundled cluster of machines with l4"),
@@ -143,6 +158,10 @@ def test_notes(tmp_path: Path) -> None:
         (LARGE, "megatron,", "other,", "framework = 'other': simulated as Megatron"),
         (TORCHTITAN, ",8,2,16,8192,8,1,", ",16,2,16,8192,4,2,", "weights sharded over 8 ranks, not 4"),
         (BRIDGE, "128,1,8192", "128,1,131072", "memory does not suffice: "),
+        (BRIDGE, "fp8-cs", "fp8-blockwise", "precision = 'fp8-blockwise': simulated as fp8"),
+        (BRIDGE, "14451", "inf", "tokens_per_s_gpu = inf: not compared, must be a positive number"),
+        (TORCHTITAN, ",recompute,", ",note,", "memory does not suffice: "),
+        (TORCHTITAN, "77.0", "77 GiB", "memory_gib = '77 GiB': not compared, must be a positive number"),
     ):
         judged = _judged(tmp_path, text, old, new)
         assert judged.predicted is not None
@@ -170,7 +189,19 @@ def test_gates_by_parameters(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["", "- 1\n", "rows: 5\n", "a: [\n", "columns: [a]\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "- 1\n",
+        "rows: 5\n",
+        "a: [\n",
+        "columns: [a]\n",
+        "rows: []\nrows: []\n",
+        "rows: " + 3000 * "[",
+        "a: 2025-13-01\n",
+    ],
+)
 def test_malformed_yaml(tmp_path: Path, text: str) -> None:
     path = tmp_path / "runs.yaml"
     path.write_text(text)
@@ -189,5 +220,16 @@ def test_missing_and_additional_columns(tmp_path: Path) -> None:
     assert only.predicted is not None
     assert only.error is None
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="is not UTF-8"):
+    with pytest.raises(ConfigError, match="invalid UTF-8"):
+        read(path)
+
+
+def test_no_row_is_lost(tmp_path: Path) -> None:
+    """An open quotation mark does not hide the rows below it, and no column replaces another one."""
+    path = tmp_path / "runs.csv"
+    path.write_text(BRIDGE.replace("744,", '744,"'))
+    with pytest.raises(ConfigError, match="cannot be read as CSV"):
+        read(path)
+    path.write_text(BRIDGE.replace("routing", "gpus"))
+    with pytest.raises(ConfigError, match="column 'gpus' occurs twice; remove one"):
         read(path)

@@ -261,6 +261,15 @@ def test_interrupted_scaling_keeps_what_is_done(monkeypatch):
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["workers", "1"]
 
 
+def test_a_closed_output_is_no_error(monkeypatch):
+    """As in ``ddlsim fits lenet5 v100 >&-``."""
+    monkeypatch.setattr("sys.argv", ["ddlsim", "fits", "lenet5", "v100"])
+    monkeypatch.setattr("sys.stdout", None)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 0
+
+
 def test_version():
     assert run("--version").strip() == ddlsim.__version__
 

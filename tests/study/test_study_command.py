@@ -53,7 +53,37 @@ def test_a_sweep_prints_a_table_and_writes_all_points(tmp_path, study):
     assert read["status"].tolist() == ["done"] * 8 + ["skipped"] * 4
     assert read["throughput"][:8].tolist() == pytest.approx(load_table(store).frame["throughput"][:8].tolist())
     assert plot.stat().st_size > 5000
-    assert json.loads(sweep(study, "--out", store, "--json").stdout)[0]["workers"] == 2
+    rows = json.loads(sweep(study, "--out", store, "--json").stdout)
+    assert rows[0]["workers"] == 2
+    frame = load_table(store).frame  # all digits, of small numbers too
+    assert [row["energy_per_sample"] for row in rows[:8]] == frame["energy_per_sample"].tolist()[:8]
+    assert rows[-1]["throughput"] is None
+
+
+def test_a_sweep_without_any_result_fails(study):
+    study.write_text(STUDY.replace("2, 4, 400", "400, 500"))
+    with pytest.raises(ddlsim.ConfigError, match="no configuration could be simulated"):
+        sweep(study, "--jobs", "1")
+
+
+def test_a_report_tells_that_the_file_contains_other_studies(tmp_path, study):
+    store = tmp_path / "study.sqlite"
+    for workers in ("[2]", "[4]"):
+        study.write_text(STUDY.replace("[2, 4, 400]", workers).replace("cv = 0.1", f"cv = 0.{workers[1]}"))
+        sweep(study, "--out", store, "--jobs", "1", "--add")
+        result = CliRunner().invoke(cli.app, ["report", str(store)], catch_exceptions=False)
+        assert ("contains 2 studies; the report shows the one that ran last" in result.stderr) == (workers == "[4]")
+
+
+def test_efficiencies_above_100_percent_are_explained(study):
+    study.write_text(STUDY.replace("2, 4, 400", "1").replace(', { type = "parameter-server", servers = 2 }', ""))
+    text = sweep(study, "--jobs", "1").stdout
+    assert text.startswith("workers ")
+    note = (
+        "efficiency above 100 %: step times are a random sample, and the baseline is their mean; simulate more steps\n"
+    )
+    assert (note in text) == (float(text.splitlines()[1].split()[4]) > 100.0)
+    assert note in text
 
 
 @pytest.mark.parametrize(

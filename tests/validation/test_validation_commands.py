@@ -86,6 +86,13 @@ def test_the_exit_code_tells_whether_the_tolerance_is_kept(call):
         (("calibrate", TABLE, "-c", "two.toml", "-o", "out.json"), "ends in .toml"),
         (("calibrate", TABLE, "-c", "two.toml", "-a", "ring"), "must be kind=algorithm"),
         (("calibrate", TABLE, "-c", "two.toml", "-a", "allreduce=ring"), "did you mean 'all_reduce'"),
+        (("calibrate", TABLE, "-c", "two.toml", "-a", "all_reduce=rings"), "algorithm 'rings'; did you mean 'ring'?"),
+        (("calibrate", TABLE, "-c", "two.toml", "-a", "scatter=direct"), "algorithms: scatter was not measured"),
+        (("calibrate", TABLE, TABLE, "-c", "two.toml"), "is listed twice, so its measurements would count twice"),
+        (("calibrate", TABLE, "-c", "two.toml", "--hosts", "2"), r"n_hosts \(--hosts\) has no effect"),
+        (("calibrate", TABLE, "-c", "two.toml", "-m", "resnet50"), r"model \(--model\) has no effect"),
+        (("calibrate", TABLE, "-c", "two.toml", "--reader", "os:getcwd"), "no effect, because ddlsim reads all files"),
+        (("calibrate", TABLE, "-c", "two.toml", "--allow-code"), "--allow-code has no effect without --stack"),
         (("calibrate", "runs.csv", "-c", "two.toml"), "error: runs.csv"),
         (("validate", "none.csv", "-c", "two.toml"), "error: none.csv: no such file"),
         (
@@ -101,18 +108,30 @@ def test_the_exit_code_tells_whether_the_tolerance_is_kept(call):
             ("validate", "runs.csv", "-c", "two.toml", "-m", "lenet5", "--fit", "network"),
             "--fit network has no effect without --fit-on",
         ),
+        (
+            ("validate", "runs.csv", "-c", "two.toml", "-m", "lenet5", "--fit-on", "workers == 1", "--fit", ""),
+            r"fit\[0\] = '': must be 'compute' or 'network'",
+        ),
     ],
     ids=[
         "no-file",
         "suffix",
         "algorithm",
         "kind",
+        "algorithm-name",
+        "not-measured",
+        "twice",
+        "hosts",
+        "model",
+        "reader",
+        "code",
         "runs",
         "no-runs",
         "tolerance",
         "fraction",
         "condition",
         "fit",
+        "fit-nothing",
     ],
 )
 def test_errors_are_one_line(call, words, message):
@@ -142,8 +161,27 @@ def test_the_software_is_that_of_logs(tmp_path):
     found = read_sources([log], **facts, version="NCCL 2.18.3").rows
     assert {row.version for row in found} == {"NCCL 2.18.3"}
     assert {row.version for row in read_sources([log], **facts).rows} == {""}
-    with pytest.raises(ddlsim.ConfigError, match="version has no effect, because all files already contain this value"):
+    with pytest.raises(ddlsim.ConfigError, match=r"version \(--software\) has no effect, because all files"):
         read_sources(found, version="NCCL 2.20")
+
+
+def test_files_of_runs_may_name_code_if_allowed(call, tmp_path, monkeypatch):
+    """The error for code in a file names an option that the command has."""
+    (tmp_path / "mine.py").write_text("from ddlsim.collectives.all_reduce import ring as rounds\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "code.csv").write_text("workers,batch_size,throughput (images/s),algorithm\n2,32,100,mine:rounds\n")
+    for words in (("validate", "code.csv"), ("calibrate", "code.csv", "--stack", "pytorch")):
+        code, _, err = call(*words, "-c", "two.toml", "-m", "lenet5")
+        assert (code, "pass --allow-code on the command line" in err) == (2, True)
+        assert "would import code" not in call(*words, "-c", "two.toml", "-m", "lenet5", "--allow-code")[2]
+
+
+def test_steps_that_do_not_grow_with_the_batch_are_pointed_out(call, tmp_path):
+    rows = "1,32,300\n1,64,600\n1,128,1400\n"
+    (tmp_path / "flat.csv").write_text(f"workers,batch_size,throughput (images/s)\n{rows}")
+    code, out, _ = call("validate", "flat.csv", "-c", "two.toml", "-m", "resnet50", "--fit-on", "workers == 1")
+    assert code == 0
+    assert "+ 0 s x batch size (at its limit, because times do not grow with the batch size" in out
 
 
 @pytest.mark.slow

@@ -168,6 +168,13 @@ def test_runs_of_one_worker_give_the_compute_time_of_other_models() -> None:
     assert "gemm as in pytorch" in str(fit)
     with pytest.raises(ConfigError, match="add single-worker runs"):
         calibrate_stack(runs[2:], "pytorch")
+    assert "compute time without communication from 2 single-worker runs" in str(fit)
+    assert len(fit.to_dict()["single_worker_runs"]) == 2  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="add runs with several workers"):
+        calibrate_stack(runs[:2], "pytorch")
+    slow = replace(runs[2], throughput=0.1 * runs[2].throughput)
+    assert str(calibrate_stack([*runs[:2], slow, runs[3]], "pytorch")).startswith("warning: poor fit: mean error ")
+    assert "warning" not in str(fit)
 
 
 def collective(nbytes: int, call: float = 22e-6) -> Measurement:

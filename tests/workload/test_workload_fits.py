@@ -131,15 +131,16 @@ def test_on_the_command_line() -> None:
     options = [
         "--zero", "3", "--shards", "8", "--tensor", "5", "--sequence", "--pipeline", "2", "--micro-batches", "4",
         "--interleave", "2", "--recompute", "selective", "--offload", "--gradient-dtype", "fp32",
-        "--workspace", "8 MiB",
     ]  # fmt: skip
     told = json.loads(CliRunner().invoke(cli.app, [*line, *options, "--json"]).stdout)
     answer = fits(
         "gpt2-xl", "a100-40g", 8, "fp16", "adam", zero=3, shards=8, tensor=5, sequence=True, pipeline=2,
-        micro_batches=4, interleave=2, recompute="selective", offload=True, gradient_dtype="fp32", workspace="8 MiB",
+        micro_batches=4, interleave=2, recompute="selective", offload=True, gradient_dtype="fp32",
     )  # fmt: skip
     assert told["total"] == answer.memory.total
     assert told["fits"] is True
+    convolutions = CliRunner().invoke(cli.app, ["fits", "resnet50", "v100", "--workspace", "4 MiB"])
+    assert convolutions.stdout.strip() == str(fits("resnet50", "v100", workspace="4 MiB"))
 
 
 def test_the_page_shows_what_is_printed() -> None:
@@ -166,6 +167,8 @@ def test_the_page_shows_what_is_printed() -> None:
         (lambda: fits("resnet50", "v100", recompute="operators"), "recompute = 'operators' has no effect, because res"),
         (lambda: fits("resnet50", "v100", flash=True), "flash = True has no effect, because resnet50 has no attention"),
         (lambda: fits("gpt2", "a100-40g", zero=2), "zero = 2: has no effect with shards = 1"),
+        (lambda: fits("gpt2", "a100-40g", workspace="1 GiB"), "workspace has no effect, because gpt2 has no convolu"),
+        (lambda: fits("gpt2", "a100-40g", precision="fp8"), "a100-40g does not support matrix products in fp8"),
     ],
 )  # fmt: skip
 def test_bad_questions(make: Callable[[], object], message: str) -> None:
