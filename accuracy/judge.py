@@ -101,7 +101,12 @@ def read(path: Path) -> tuple[str, list[Row]]:
     if not hits.get(kind):
         known = "; ".join(f"{name}: {', '.join(each.columns)} and {each.figure}" for name, each in FAMILIES.items())
         raise ConfigError(f"{path}: has the columns of none of the known files; known: {known}")
-    return kind, [_row(columns, cells) for _, cells in lines[1:]]
+    end = columns.index(FAMILIES[kind].figure)
+    rows = [cells for _, cells in lines[1:]]
+    for cells in rows:
+        if end < len(cells) < len(columns):  # empty values after the figure may be left out
+            cells += [""] * (len(columns) - len(cells))
+    return kind, [_row(columns, cells) for cells in rows]
 
 
 class _Loader(yaml.SafeLoader):

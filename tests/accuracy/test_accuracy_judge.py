@@ -98,6 +98,7 @@ def _judged(tmp_path: Path, text: str, old: str = "", new: str = "") -> Judged:
             'meta-llama/Meta-Llama-3-8B,8,FP8 (CS),128,1,"8,192",8,1,-,n/a,,NA,',
         ),
         (BRIDGE, "release,system,model,gpus", "Release,System, Model,GPUs"),
+        (BRIDGE, ",14451,744,", ",14451"),  # without the empty values at the end
         (LARGE, "16, 2, 1, 1, 2, 64, megatron, none", "16.0, '2', '-', n/a, 2, '64', megatron, Null"),
         (TORCHTITAN, ",,1,selective,1,bf16,0,", ",1F1B,,op,true,BFloat16,False,"),
         (FMS, "a100-80g,128,400,fsdp", "A100-SXM4-80GB,128,400,FULL_SHARD"),
