@@ -265,4 +265,4 @@ def test_a_chakra_trace_gives_the_seconds_of_its_work(tmp_path: Path) -> None:
 def test_options_of_traces_need_a_stack(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["calibrate", "x.json", "-c", CLUSTER, "--batch", "8"])
     assert done.exit_code == 1
-    assert "add --stack, or leave both options out" in str(done.exception)
+    assert "--batch has no effect without --stack; leave --batch out" in str(done.exception)
