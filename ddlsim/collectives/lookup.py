@@ -76,7 +76,11 @@ def bound_arguments(function: Collective) -> dict[str, object]:
     return dict(function.keywords) if isinstance(function, functools.partial) else {}
 
 
-_signature = functools.lru_cache(maxsize=256)(inspect.signature)
+_signature_of = functools.lru_cache(maxsize=256)(inspect.signature)
+
+
+def _signature(function: Collective) -> inspect.Signature:
+    return _signature_of(function) if inspect.isfunction(function) else inspect.signature(function)  # by identity
 
 
 def parameters_of(function: Collective) -> Mapping[str, inspect.Parameter]:

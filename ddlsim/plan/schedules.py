@@ -62,7 +62,7 @@ def _resolved(
 
 
 class MemberSchedules:
-    """The schedules of collectives among some ranks: :attr:`of` (kind of collective, algorithm, bytes per rank).
+    """The schedules of collectives among some ranks.
 
     order           (n_ranks,) the ranks in ring order
     cluster, nodes  node of each rank; None: machines and neighbours are ignored
@@ -76,13 +76,21 @@ class MemberSchedules:
     ) -> None:
         self.order, self.cluster, self.nodes, self.notes, self.of_nccl = order, cluster, nodes, notes, of_nccl
         self.where = None if cluster is None else (cluster, tuple(nodes[place] for place in order.tolist()))
-        self._of_size: dict[tuple[str, str | Collective, Hashable], Schedule] = {}
-        self.of = functools.cache(self._of_bytes)
+        self._of_size: dict[tuple[str, str | int, Hashable], Schedule] = {}
+        self._known: dict[tuple[str, str | int, float], tuple[Schedule, str | Collective]] = {}
 
-    def _of_bytes(self, kind: str, algorithm: str | Collective, nbytes: float) -> Schedule:
+    def of(self, kind: str, algorithm: str | Collective, nbytes: float) -> Schedule:
+        """Return the schedule of a kind of collective for a number of bytes per rank."""
+        named = algorithm if isinstance(algorithm, str) else id(algorithm)  # custom ones may not be hashable
+        found = self._known.get((kind, named, nbytes))
+        if found is None:
+            found = self._known[kind, named, nbytes] = self._of_bytes(kind, algorithm, nbytes, named), algorithm
+        return found[0]
+
+    def _of_bytes(self, kind: str, algorithm: str | Collective, nbytes: float, named: str | int) -> Schedule:
         automatic = algorithm == "auto" and kind == "all_reduce"
         size = nbytes if automatic else size_class(algorithm, nbytes, kind, self.where)
-        key = kind, algorithm, size
+        key = kind, named, size
         if key not in self._of_size:
             if isinstance(size, Choice) and self.of_nccl:
                 said = f"nccl: {size.algorithm} with {size.protocol} for "

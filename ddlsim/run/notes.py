@@ -142,7 +142,7 @@ def idle_notes(strategy: Strategy, cluster: Cluster, workers: Sequence[int], cha
         return
     at = nodes[cluster.locality_order(nodes)]
     algorithms = contract.of(strategy).collectives().algorithms.values()
-    all_ways = not {"nccl", "nccl_ring"}.isdisjoint(algorithms)  # NCCL would use all of them
+    all_ways = any(each in ("nccl", "nccl_ring") for each in algorithms)  # NCCL would use all of them
     why = (
         "no further ring passes through every machine, because some have fewer interfaces near workers"
         if all_ways or not several_ways(cluster, tuple(at.tolist()))

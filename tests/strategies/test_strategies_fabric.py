@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 import ddlsim
@@ -119,3 +121,20 @@ def test_calls_that_run_side_by_side_are_charged_together() -> None:
         ConfigError, match="FSDP: a hierarchical algorithm needs the same number of workers on every machine"
     ):
         ddlsim.simulate("dgx-a100-pod", "resnet50", ddlsim.FSDP(reduce_scatter="hierarchical", cost="nccl"), 48, 12)
+
+
+@pytest.mark.parametrize("strategy", [AllReduce, lambda algorithm: ddlsim.Parallel(data=8, algorithm=algorithm)])
+def test_collectives_need_not_be_hashable(strategy) -> None:
+    @dataclasses.dataclass
+    class Custom:
+        name: str
+
+        def __call__(self, n_ranks):
+            return ddlsim.collectives.build(self.name, n_ranks)
+
+    def seconds(algorithm) -> float:
+        return ddlsim.simulate("cloud-25g-16x8-v100", "resnet50", strategy(algorithm), 32, 8, steps=3).simulated_time
+
+    times = {name: seconds(name) for name in ("ring", "binomial_tree")}
+    assert {name: seconds(Custom(name)) for name in times} == times
+    assert times["ring"] != times["binomial_tree"]
