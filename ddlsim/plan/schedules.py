@@ -98,7 +98,7 @@ class MemberSchedules:
                     self.notes.append(f"{said}{nbytes / 1e6:.3g} MB")
             if automatic and self.cluster is not None:
                 algorithm = fastest(self.cluster, self.nodes, self.order, nbytes, self.notes)
-            make: Callable[..., Schedule] = _built
+            make: Callable[..., Schedule] = _built if len(self.order) <= MANY else _built_of_many
             if not isinstance(algorithm, str) or ":" in algorithm:  # custom code may depend on anything
                 make = _built.__wrapped__
             self._of_size[key] = make(algorithm, kind, nbytes, self.where, tuple(self.order.tolist()))
@@ -164,6 +164,10 @@ def _built(
     Runs on one cluster share those of bundled algorithms, which depend on nothing else.
     """
     return reorder(build(algorithm, len(order), nbytes, None, kind, where), np.array(order))
+
+
+MANY = 64  # ranks above which a schedule can take megabytes, so fewer are kept
+_built_of_many = functools.lru_cache(maxsize=16)(_built.__wrapped__)
 
 
 def _wanted(rank_order: str | Sequence[int], plan: Plan | StepProgram, group: tuple[int, ...]) -> str | Ints:
