@@ -100,9 +100,10 @@ def _buses(cluster: Cluster, places: tuple[int, ...]) -> tuple[float, float, str
     inside = inside_hosts(cluster)
     nvlink = _nvlinks(cluster)
     n_members = dict(zip(*(a.tolist() for a in np.unique(hosts, return_counts=True)), strict=True))
-    reached = ~nvlink | np.isin(cluster.link_dst, nodes) | ~cluster.is_endpoint[cluster.link_dst]
-    owner = cluster.host_of[cluster.link_src]
-    own = _grouped(cluster.link_src, np.flatnonzero(inside & reached & np.isin(cluster.link_src, nodes)))
+    owner, is_member = cluster.host_of[cluster.link_src], np.zeros(cluster.n_nodes, dtype=bool)
+    is_member[nodes] = True
+    reached = ~nvlink | is_member[cluster.link_dst] | ~cluster.is_endpoint[cluster.link_dst]
+    own = _grouped(cluster.link_src, np.flatnonzero(inside & reached & is_member[cluster.link_src]))
     outwards = _grouped(owner, np.flatnonzero(~inside & np.isin(owner, hosts)))
     limits, hardware, between = [], set(), []
     for node, host in zip(nodes.tolist(), hosts.tolist(), strict=True):
@@ -258,8 +259,9 @@ def _generation(devices: set[str]) -> str:
 
 def _cpu(cluster: Cluster, hosts: npt.NDArray[np.int64]) -> str:
     """Return the vendor of the machines' CPUs; "intel" if it is not given."""
-    at = np.flatnonzero(np.isin(cluster.host_of, hosts) & np.array([kind == "host" for kind in cluster.node_kind]))
-    return "amd" if any(_device(cluster.device_of[node]).startswith("epyc") for node in at.tolist()) else "intel"
+    inside = np.flatnonzero(np.isin(cluster.host_of, hosts)).tolist()
+    devices = {cluster.device_of[node] for node in inside if cluster.node_kind[node] == "host"}
+    return "amd" if any(_device(device).startswith("epyc") for device in devices) else "intel"
 
 
 def _by_cpu(cluster: Cluster, at: npt.NDArray[np.int64]) -> bool:
@@ -296,9 +298,12 @@ def _device(path: str | None) -> str:
 @functools.lru_cache(maxsize=16)
 def _counted(cluster: Cluster) -> npt.NDArray[np.float64]:
     """Return the bandwidth that NCCL counts for each link (bytes/s), (n_links,); inf if it counts the full one."""
-    devices = [_device(path) for path in cluster.device_of]
-    shares = [next((NVLINK_SHARE[name] for name in NVLINK_SHARE if each.startswith(name)), np.inf) for each in devices]
-    return np.where(_nvlinks(cluster), np.array(shares)[cluster.link_src] * cluster.link_bandwidth, np.inf)
+    shares = {
+        path: next((share for name, share in NVLINK_SHARE.items() if _device(path).startswith(name)), np.inf)
+        for path in set(cluster.device_of)
+    }
+    each = np.array([shares[path] for path in cluster.device_of])
+    return np.where(_nvlinks(cluster), each[cluster.link_src] * cluster.link_bandwidth, np.inf)
 
 
 def nvlink_excess(cluster: Cluster, nodes: npt.NDArray[np.int64]) -> float:
