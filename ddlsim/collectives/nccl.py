@@ -100,7 +100,7 @@ def _buses(cluster: Cluster, places: tuple[int, ...]) -> tuple[float, float, str
     inside = inside_hosts(cluster)
     nvlink = _nvlinks(cluster)
     n_members = dict(zip(*(a.tolist() for a in np.unique(hosts, return_counts=True)), strict=True))
-    owner, is_member = cluster.host_of[cluster.link_src], np.zeros(cluster.n_nodes, dtype=bool)
+    is_member = np.zeros(cluster.n_nodes, dtype=bool)
     is_member[nodes] = True
     reached = ~nvlink | is_member[cluster.link_dst] | ~cluster.is_endpoint[cluster.link_dst]
     own = _grouped(cluster.link_src, np.flatnonzero(inside & reached & is_member[cluster.link_src]))
