@@ -1,6 +1,7 @@
 """Control of garbage collections around code that creates many long-lived objects."""
 
 import atexit
+import functools
 import gc
 import io
 import itertools
@@ -38,11 +39,10 @@ def _skip_last_collections() -> None:
     """Let Python exit without traversing all objects, unless finalizers may do more than free memory (open files)."""
     objects = gc.get_objects()
     with suppress(Exception):  # an application's classes may not be hashable, and its streams may have no buffer
-        types = list(map(type, objects))
-        kinds = {kind for kind in set(types) if hasattr(kind, "__del__") and not _only_frees(kind)}
+        has_finalizer = functools.cache(lambda kind: hasattr(kind, "__del__") and not _only_frees(kind))
         streams = [stream for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__) if stream is not None]
         known = {id(each) for one in streams for each in (one, one.buffer, getattr(one.buffer, "raw", None))}
-        finalized = itertools.compress(objects, map(kinds.__contains__, types))
+        finalized = itertools.compress(objects, map(has_finalizer, map(type, objects)))
         if all(id(one) in known or _has_ended(one) for one in finalized):
             gc.freeze()
 

@@ -246,7 +246,8 @@ def _link_columns(graph: nx.Graph[Any] | Graph, index: dict[Hashable, int], wher
         ends.append((index[u], index[v], channels.setdefault(pair, len(channels))))
         rows.append(row)
     src, dst, channel = (column.copy() for column in np.array(ends, dtype=np.int64).reshape(-1, 3).T)
-    _check_shared(channel.tolist(), [edge for edge, _ in rows], listed, where)
+    if any(edge.shared for edge, _ in checked.values()):
+        _check_shared(channel.tolist(), [edge for edge, _ in rows], listed, where)
     numbers = {id(row): (row[0].bandwidth, row[0].efficiency, row[0].latency) for row in checked.values()}
     columns = np.array([numbers[id(row)] for row in rows], dtype=np.float64).reshape(-1, 3).T
     return {

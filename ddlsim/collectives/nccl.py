@@ -100,10 +100,10 @@ def _buses(cluster: Cluster, places: tuple[int, ...]) -> tuple[float, float, str
     inside = inside_hosts(cluster)
     nvlink = _nvlinks(cluster)
     n_members = dict(zip(*(a.tolist() for a in np.unique(hosts, return_counts=True)), strict=True))
-    reached = ~nvlink | np.isin(cluster.link_dst, nodes) | ~cluster.is_endpoint[cluster.link_dst]
-    owner = cluster.host_of[cluster.link_src]
-    own = _grouped(cluster.link_src, np.flatnonzero(inside & reached & np.isin(cluster.link_src, nodes)))
-    outwards = _grouped(owner, np.flatnonzero(~inside & np.isin(owner, hosts)))
+    is_member = np.zeros(cluster.n_nodes, dtype=bool)
+    is_member[nodes] = True
+    reached = ~nvlink | is_member[cluster.link_dst] | ~cluster.is_endpoint[cluster.link_dst]
+    own = _grouped(cluster.link_src, np.flatnonzero(inside & reached & is_member[cluster.link_src]))
     limits, hardware, between = [], set(), []
     for node, host in zip(nodes.tolist(), hosts.tolist(), strict=True):
         links = own.get(node, np.zeros(0, dtype=np.int64))
@@ -112,7 +112,7 @@ def _buses(cluster: Cluster, places: tuple[int, ...]) -> tuple[float, float, str
             hardware.add("nvlink" if nvlink[joined].any() else "pcie")
             limits.append(float(np.minimum(payload_rate(cluster, joined), _counted(cluster)[joined]).sum()))
     if len(n_members) > 1:
-        between = [float(_outwards(cluster, outwards[h]).sum()) if h in outwards else 0.0 for h in n_members]
+        between = [_outwards(cluster).get(host, 0.0) for host in n_members]
     least = min(limits, default=np.inf), min(between, default=np.inf)
     if not limits + between or min(least) <= 0.0:
         raise ConfigError(
@@ -226,7 +226,7 @@ def _interfaces(cluster: Cluster, nodes: tuple[int, ...]) -> tuple[float, int, f
     owner = np.repeat(machine, np.diff(routes.offsets))
     source, target = (cluster.host_of[ends[routes.links]] for ends in (cluster.link_src, cluster.link_dst))
     leaving = (source == hosts[owner]) & (target != hosts[owner])
-    pairs = np.unique(np.stack([owner[leaving], routes.links[leaving]]), axis=1)
+    pairs = np.divmod(np.unique(owner[leaving] * cluster.n_links + routes.links[leaving]), cluster.n_links)
     weights = (payload_rate(cluster, pairs[1]), None, cluster.link_bandwidth[pairs[1]])
     rates, numbers, nominal = (np.bincount(pairs[0], each, len(hosts)) for each in weights)
     return float(rates.min()), int(numbers.min()), float(nominal.min())
@@ -258,8 +258,9 @@ def _generation(devices: set[str]) -> str:
 
 def _cpu(cluster: Cluster, hosts: npt.NDArray[np.int64]) -> str:
     """Return the vendor of the machines' CPUs; "intel" if it is not given."""
-    at = np.flatnonzero(np.isin(cluster.host_of, hosts) & np.array([kind == "host" for kind in cluster.node_kind]))
-    return "amd" if any(_device(cluster.device_of[node]).startswith("epyc") for node in at.tolist()) else "intel"
+    inside = np.flatnonzero(np.isin(cluster.host_of, hosts)).tolist()
+    devices = {cluster.device_of[node] for node in inside if cluster.node_kind[node] == "host"}
+    return "amd" if any(_device(device).startswith("epyc") for device in devices) else "intel"
 
 
 def _by_cpu(cluster: Cluster, at: npt.NDArray[np.int64]) -> bool:
@@ -280,11 +281,12 @@ def _switches_reduce(cluster: Cluster, at: npt.NDArray[np.int64]) -> bool:
     return len(switches) > 0 and bool(cluster.switch_reduces[switches].all())
 
 
-def _outwards(cluster: Cluster, links: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return the bandwidth of each link for a ring (bytes/s), limited by the transport's connections."""
-    if cluster.details is None:
-        return payload_rate(cluster, links)
-    return np.minimum(payload_rate(cluster, links), cluster.details.connection_limit[links])
+@functools.lru_cache(maxsize=16)
+def _outwards(cluster: Cluster) -> dict[int, float]:
+    """Return the bandwidth of each machine's links to others for a ring (bytes/s), limited by their connections."""
+    links = _grouped(cluster.host_of[cluster.link_src], np.flatnonzero(~inside_hosts(cluster)))
+    limit = np.full(cluster.n_links, np.inf) if cluster.details is None else cluster.details.connection_limit
+    return {host: float(np.minimum(payload_rate(cluster, own), limit[own]).sum()) for host, own in links.items()}
 
 
 @functools.lru_cache(maxsize=256)
@@ -296,9 +298,12 @@ def _device(path: str | None) -> str:
 @functools.lru_cache(maxsize=16)
 def _counted(cluster: Cluster) -> npt.NDArray[np.float64]:
     """Return the bandwidth that NCCL counts for each link (bytes/s), (n_links,); inf if it counts the full one."""
-    devices = [_device(path) for path in cluster.device_of]
-    shares = [next((NVLINK_SHARE[name] for name in NVLINK_SHARE if each.startswith(name)), np.inf) for each in devices]
-    return np.where(_nvlinks(cluster), np.array(shares)[cluster.link_src] * cluster.link_bandwidth, np.inf)
+    shares = {
+        path: next((share for name, share in NVLINK_SHARE.items() if _device(path).startswith(name)), np.inf)
+        for path in set(cluster.device_of)
+    }
+    each = np.array([shares[path] for path in cluster.device_of])
+    return np.where(_nvlinks(cluster), each[cluster.link_src] * cluster.link_bandwidth, np.inf)
 
 
 def nvlink_excess(cluster: Cluster, nodes: npt.NDArray[np.int64]) -> float:

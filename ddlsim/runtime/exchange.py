@@ -830,7 +830,7 @@ class OfGroups:
 
     def exchange(self, kind: int, group: int, *, parts: bool) -> Exchange:
         members = [self.workers[rank] for rank in self.groups[group]]
-        communicator = Communicator(self.context, Fabric(rank_order="given"), members)
+        communicator = Communicator(self.context, Fabric("ring", "given"), members)  # the schedules are given
         return CollectiveExchange(communicator, KINDS[kind], schedule=functools.partial(self.schedules, kind, group))
 
     def mean(self, step: int, gradients: Sequence[Value[Array]]) -> Value[Array]:
