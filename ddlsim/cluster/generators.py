@@ -12,6 +12,7 @@ Every generator raises :class:`ddlsim.errors.ConfigError` for an invalid number;
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -153,6 +154,8 @@ def _generator(kind: Callable[P, W]) -> Callable[[Callable[[W], Graph]], Callabl
         def generate(*args: P.args, **kwargs: P.kwargs) -> nx.MultiDiGraph[str]:
             return built(*args, **kwargs).to_networkx()
 
+        signature = inspect.signature(built).replace(return_annotation="networkx.MultiDiGraph")
+        generate.__signature__ = signature  # type: ignore[attr-defined]
         return generate
 
     return decorate
