@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import hashlib
 import importlib
 import os
 import threading
@@ -129,7 +130,7 @@ else:
             with _lock:
                 if self.func == self._first:
                     function = self._other
-                    for code in self.store.codes():
+                    for _, code in self.store.codes():
                         function = self._loaded(code, function)
                     self._call(function)
 
@@ -170,7 +171,7 @@ else:
                 self._call(function)
                 folder, _ = writable_folder()
                 if folder is not None:
-                    self.store.add(code, folder)
+                    self.store.add(hashlib.sha256(repr(kinds).encode()).hexdigest()[:16], code, folder)
                 return True
 
         @functools.cached_property

@@ -167,8 +167,8 @@ class Store:
         stem = self._stem(shipped=False)
         return [*shipped, *(path for folder in cache_folders() for path in _matching(folder, stem))]
 
-    def codes(self) -> Iterator[bytes]:
-        """Read the files, except those that are damaged."""
+    def codes(self) -> Iterator[tuple[str, bytes]]:
+        """Read the files, except those that are damaged: digests of the argument types, and code."""
         for path in self.files():
             try:
                 content = path.read_bytes()
@@ -176,12 +176,13 @@ class Store:
                 continue
             code = content[_DIGEST:]
             if hashlib.sha256(path.name.encode() + code).digest() == content[:_DIGEST]:
-                yield code
+                yield path.stem.rpartition("-")[2], code
 
-    def add(self, code: bytes, folder: Path, *, shipped: bool = False) -> None:
-        """Write a file; ignore errors with a warning. Remove old files of other sources, compilers or processors."""
+    def add(self, types: str, code: bytes, folder: Path, *, shipped: bool = False) -> None:
+        """Write the file for argument types with this digest; ignore errors with a warning. Remove old files of other
+        sources, compilers or processors."""
         stem = self._stem(shipped=shipped)
-        path = folder / f"{stem}-{hashlib.sha256(code).hexdigest()[:16]}.code"
+        path = folder / f"{stem}-{types}.code"
         temporary = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
         try:
             temporary.write_bytes(hashlib.sha256(path.name.encode() + code).digest() + code)

@@ -53,8 +53,8 @@ def store(folder: str) -> None:
     for old in place.glob("*.code"):
         old.unlink()
     for kernel in compiler.kernels():
-        for code in kernel.store.codes():
-            kernel.store.add(code, place, shipped=True)
+        for types, code in kernel.store.codes():
+            kernel.store.add(types, code, place, shipped=True)
 
 
 if __name__ == "__main__":

@@ -239,8 +239,18 @@ def test_files_are_found_in_all_folders(tmp_path, monkeypatch):
     store = machine_code.Store("a.kernel", "nn/*.py")
     for folder in folders:
         folder.mkdir()
-        store.add(folder.name.encode(), folder, shipped=folder is folders[0])
-    assert list(store.codes()) == [b"wheel", b"package", b"user"]
+        store.add("0", folder.name.encode(), folder, shipped=folder is folders[0])
+    assert list(store.codes()) == [("0", b"wheel"), ("0", b"package"), ("0", b"user")]
+
+
+def test_processes_that_compile_the_same_code_write_one_file(tmp_path, monkeypatch):
+    """Their machine code may use registers and the stack differently."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("DDLSIM_PRECOMPILED", "0")
+    store = machine_code.Store("a.kernel", "nn/*.py")
+    for types, code in (("0", b"its code"), ("0", b"the same"), ("1", b"other types")):
+        store.add(types, code, tmp_path)
+    assert sorted(store.codes()) == [("0", b"the same"), ("1", b"other types")]
 
 
 def test_nothing_remains_of_a_file_that_cannot_be_written(tmp_path, monkeypatch):
@@ -249,7 +259,7 @@ def test_nothing_remains_of_a_file_that_cannot_be_written(tmp_path, monkeypatch)
 
     monkeypatch.setattr(machine_code.os, "replace", full)
     with pytest.warns(UserWarning, match="No space left on device; free disk space"):
-        machine_code.Store("a.kernel", "nn/*.py").add(b"its code", tmp_path)
+        machine_code.Store("a.kernel", "nn/*.py").add("0", b"its code", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -257,9 +267,9 @@ def test_damaged_files_and_files_of_other_code_are_ignored(tmp_path, monkeypatch
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("DDLSIM_PRECOMPILED", "0")
     store = machine_code.Store("a.kernel", "nn/*.py")
-    store.add(b"its code", tmp_path)
+    store.add("0", b"its code", tmp_path)
     (path,) = store.files()
-    assert list(store.codes()) == [b"its code"]
+    assert list(store.codes()) == [("0", b"its code")]
     whole = path.read_bytes()
     for damaged in (b"", whole[:-1], whole[:-1] + b"x", b"x" + whole[1:]):
         path.write_bytes(damaged)
@@ -273,7 +283,7 @@ def test_damaged_files_and_files_of_other_code_are_ignored(tmp_path, monkeypatch
 def test_code_of_another_processor_or_compiler_has_another_name(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     store = machine_code.Store("a.kernel", "nn/*.py")
-    store.add(b"its code", tmp_path)
+    store.add("0", b"its code", tmp_path)
     assert len(store.files()) == 1
     for name, other in (("_processor", lambda: "flags: none"), ("_compiler_version", lambda: b"0.0")):
         with monkeypatch.context() as patch:
@@ -286,7 +296,7 @@ def test_code_does_not_depend_on_the_number_of_threads(tmp_path, monkeypatch):
     """Which pools of processes set."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     store = machine_code.Store("a.kernel", "nn/*.py")
-    store.add(b"its code", tmp_path)
+    store.add("0", b"its code", tmp_path)
     monkeypatch.setattr(machine_code, "_key", machine_code._key.__wrapped__)
     monkeypatch.setenv("NUMBA_NUM_THREADS", "1")
     assert len(store.files()) == 1
@@ -300,7 +310,7 @@ def test_files_of_other_sources_are_removed_after_a_month(tmp_path, monkeypatch)
         (tmp_path / name).write_bytes(b"")
         if "old" in name:
             os.utime(tmp_path / name, (0, 0))
-    machine_code.Store("a.kernel", "nn/*.py").add(b"its code", tmp_path)
+    machine_code.Store("a.kernel", "nn/*.py").add("0", b"its code", tmp_path)
     left = {path.name for path in tmp_path.iterdir()}
     assert left >= {"a.kernel-new-1.code", "a.kernel2-old-1.code"}
     assert "a.kernel-old-1.code" not in left
