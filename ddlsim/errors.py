@@ -97,6 +97,7 @@ RENAMED = (
     ("beside", "background"),
     ("communicates", "slowdown_scope"),
     ("ddp", "all-reduce"),
+    ("dp", "all-reduce"),
     ("dp", "data"),
     ("drawn_faults", "sampled_faults"),
     ("gathers_operands", "gathers_low_precision_weights"),
@@ -112,15 +113,20 @@ RENAMED = (
     ("notice", "detection"),
     ("noticing", "detecting"),
     ("of", "total_cores"),
+    ("pipeline", "parallel"),
+    ("pp", "parallel"),
     ("pp", "pipeline"),
     ("saving", "checkpointing"),
     ("slow_downs", "slowdowns"),
     ("split_loss_nbytes", "sharded_loss_nbytes"),
     ("step_time_together", "concurrent_step_time"),
     ("stretches", "running_intervals"),
+    ("tp", "parallel"),
     ("tp", "tensor"),
     ("ways", "degree"),
     ("whole", "integer"),
+    ("zero1", "sharded-update"),
+    ("zero3", "fsdp"),
 )
 
 

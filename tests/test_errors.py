@@ -31,7 +31,10 @@ ARGUMENTS = {
     ("pp", "pipeline"): ddlsim.Parallel,
     ("tp", "tensor"): ddlsim.Parallel,
 }  # fmt: skip
-OF_STRATEGIES = {("ddp", "all-reduce")}
+OF_STRATEGIES = {
+    ("ddp", "all-reduce"), ("dp", "all-reduce"), ("tp", "parallel"), ("pp", "parallel"), ("pipeline", "parallel"),
+    ("zero1", "sharded-update"), ("zero3", "fsdp"),
+}  # fmt: skip
 OF_MODULE = {("Life", "FailureTimeline"), ("SlowDown", "Slowdown"), ("life", "reliability")}
 OF_RESULT = {("drawn_faults", "sampled_faults"), ("life", "failure_timeline"), ("lives", "timelines")}
 OF_JOBS = {("step_time_together", "concurrent_step_time")}
