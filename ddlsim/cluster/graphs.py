@@ -236,12 +236,12 @@ def _link_columns(graph: nx.Graph[Any] | Graph, index: dict[Hashable, int], wher
     rows: list[tuple[EdgeAttributes, LinkDetail]] = []
     channels: dict[Hashable, int] = {}
     checked: dict[Hashable, tuple[EdgeAttributes, LinkDetail]] = {}
-    shared: dict[int, tuple[EdgeAttributes, LinkDetail]] = {}  # by the identity of the attributes
+    same: dict[int, tuple[EdgeAttributes, LinkDetail]] = {}  # links that share a dict of attributes, by its id
     listed = sorted(_directed_links(graph, where), key=lambda link: index[link[0]])
     for number, (u, v, key, data) in enumerate(listed):
-        row = shared.get(id(data))
+        row = same.get(id(data))
         if row is None:
-            row = shared[id(data)] = _once(checked, data, _checked_link, f"{where}: edge {u!r} -> {v!r}")
+            row = same[id(data)] = _once(checked, data, _checked_link, f"{where}: edge {u!r} -> {v!r}")
         pair: Hashable = (frozenset((u, v)), key) if row[0].shared else number
         ends.append((index[u], index[v], channels.setdefault(pair, len(channels))))
         rows.append(row)

@@ -21,6 +21,7 @@ from ddlsim.cluster.machines import host_nodes
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.network import lanes as ls
+from ddlsim.readable import count
 from ddlsim.runtime.codec import Message, Messages
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.cycles import Cycles
@@ -94,15 +95,15 @@ def server_nodes(cluster: Cluster, workers: list[int], n_servers: int, placement
     host_node = host_nodes(cluster)
     if placement == "colocated":
         places = [host_node[host] for host in busy if host in host_node]
-        where = "machines with workers"
+        where = "with workers"
     else:
         places = [node for host, node in sorted(host_node.items()) if host not in busy]
-        where = "machines without workers"
+        where = "without workers"
     if n_servers > len(places):
         remedy = "fewer servers, fewer workers, or placement 'colocated'" if placement == "own" else "fewer servers"
         raise ConfigError(
             f"ParameterServer: servers = {n_servers}, placement = {placement!r}: cluster {cluster.name!r} "
-            f"has {len(places) or 'no'} {where}; use {remedy}"
+            f"has {count(len(places), 'machine') if places else 'no machines'} {where}; use {remedy}"
         )
     spread = [places[i * len(places) // n_servers] for i in range(n_servers)]
     return spread if placement == "colocated" else places[:n_servers]

@@ -108,6 +108,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "servers = 3, placement = 'own': cluster 'star-4' has 2 machines without workers",
     ),
     (
+        {"strategy": AsyncParameterServer(3), "workers": 3},
+        "servers = 3, placement = 'own': cluster 'star-4' has 1 machine without workers",
+    ),
+    (
         {"strategy": ParameterServer(5, "colocated")},
         "cluster 'star-4' has 4 machines with workers; use fewer servers",
     ),
