@@ -116,13 +116,16 @@ def _interfaces() -> str:
 
 def _other_thirds() -> str:
     found = []
+    n_sweeps, linear, logarithmic = sweeps.interpolated()
     for first in (1, 2):
         rows = [row for row in collectives.rows(first=first) if "gpu_count" not in row.case]
         found.append(f"{mean_error(rows):.1%}")
     return (
         "The curves pass through all calibrated sizes and are linear in the size between them. This interpolation was "
         "chosen on these sweeps; if it is linear in the logarithms, the mean error is 8.8 %. With calibration on the "
-        f"second, fifth, ... size, the mean error is {found[0]}, and with the third, sixth, ... size {found[1]}."
+        f"second, fifth, ... size, the mean error is {found[0]}, and with the third, sixth, ... size {found[1]}. On "
+        f"{n_sweeps} [other sweeps](nccl_alone.md), sizes between every third one have a mean error of {linear:.1%}, "
+        f"or {logarithmic:.1%} with logarithms. Sizes at which NCCL changes its protocol must be measured."
     )
 
 
@@ -297,8 +300,9 @@ FAMILIES = (
         counts=lambda row: row.unit != "updates", causes=
         (("_real", "", "Two workers compute on the two cores of one machine. Their forward pass alone took 2.2 to 2.7 "
           "times as long as that of a single worker at 50 and 100 Mbit/s (1.3 times in the last row), and 1.03 to 1.06 "
-          "times as long at 200 Mbit/s. With the forward time of each row, the seven rows are predicted within 2.4 % "
-          "on average and 4.2 % at worst."),
+          "times as long at 200 Mbit/s. Traffic is not the reason: the blocking rows send nothing during this pass, "
+          "and rows with the same rate differ. With the forward time of each row, the seven rows are predicted within "
+          "2.4 % on average and 4.2 % at worst."),
          ("fixed", "1756", "Equal workers that push together drift apart when one of BBR's flows gets ahead, which the "
           "simulation leaves to chance. With windows of 128 KiB, 2 workers are 8 % too slow instead of 20 %, and 4 "
           "workers are 20 % too fast."),

@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from accuracy import collectives
@@ -26,7 +27,7 @@ from accuracy.rows import Row, mean_error, number, show
 from ddlsim import collective_time, load_cluster
 from ddlsim.cluster import Cluster, MultiGpu, star
 
-__all__ = ["FAMILIES", "families", "fitted", "remark", "rows"]
+__all__ = ["FAMILIES", "families", "fitted", "interpolated", "remark", "rows"]
 
 DATA = Path(__file__).with_name("data") / "sweeps.yaml"
 #: two CPUs with two GPUs each, joined as NCCL counts Skylake's (``src/graph/topo.h``); PCIe 3.0 x16
@@ -134,6 +135,27 @@ def fitted(family: str) -> tuple[float, float]:
         errors[float(us)] = sum(off) / len(off)
     best = min(errors, key=errors.__getitem__)
     return best, errors[best]
+
+
+def interpolated() -> tuple[int, float, float]:
+    """Interpolate sweeps that :mod:`accuracy.collectives` does not read between every third size, from 32 KiB on.
+
+    Return their number and the mean |error| of the other sizes, with times linear in the size and in the logarithms.
+    """
+    errors = []
+    for case, data in _cases():
+        sizes = np.array(sorted(size for size in data if size >= 2**15))
+        if "nccl_" in case["id"] or len(sizes) <= 2 * collectives.EVERY:
+            continue
+        times = np.array([data[size] for size in sizes])
+        known = np.arange(0, len(sizes), collectives.EVERY)
+        others = np.setdiff1d(np.arange(known[-1]), known)
+        logs, log_times = np.log(sizes), np.log(times)
+        linear = np.interp(sizes[others], sizes[known], times[known])
+        power = np.exp(np.interp(logs[others], logs[known], log_times[known]))
+        errors.append([np.abs(each / times[others] - 1.0).mean() for each in (linear, power)])
+    means = np.mean(errors, axis=0)
+    return len(errors), float(means[0]), float(means[1])
 
 
 if __name__ == "__main__":

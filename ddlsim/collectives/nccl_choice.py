@@ -8,6 +8,8 @@ protocols  LL sends 16 bytes per 8 bytes of data (``prims_ll.h``), LL128 128 per
            or its route's latency, whichever is longer. First messages start after an additional start-up time.
 slices     Simple divides the chunks of rings into two slices (``collectives.h``). One slice is sent while the other is
            in flight, which hides as much of the route's latency beyond the hop's as a slice takes to send.
+last step  In the last step of a ring, ranks only copy or add the chunk that they receive (``all_reduce.h``). Until the
+           last slice is handled, the links are idle.
 NVLink     carries at most the bandwidth that NCCL counts; on faster links, messages take longer accordingly.
 NVLS       Every GPU sends the others their parts of the buffer, and later its own part of the sum. Byte counts are
            those on links of switches that reduce and multicast.
@@ -143,6 +145,14 @@ class Way:
             return None
         host = self.cluster.host_of[self.nodes]
         return np.where(host[src] == host[dst], inside, between)
+
+    @property
+    def idle_last(self) -> bool:
+        """Whether the links are idle in a ring's last step. That is so with Simple inside a machine with A100 or H100
+        (docs/models/collectives.md). V100 do not show it, and between machines copies are short."""
+        site = self.site
+        measured = site.generation in ("ampere", "hopper") and site.hardware == "nvlink" and site.n_nodes == 1
+        return measured and self.choice.protocol == "Simple"
 
     @property
     def inside(self) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddlsim.collectives.nccl_choice import Way
+from ddlsim.collectives.nccl_choice import SLICES, Way
 from ddlsim.collectives.nccl_tuner import SIMPLE_ONLY
 from ddlsim.collectives.schedule import Floats, Ints, Round, Schedule, messages
 from ddlsim.collectives.trees import double_tree, pipeline
@@ -155,8 +155,12 @@ def _timed(schedule: Schedule, way: Way) -> Schedule:
 
     In a schedule, a rank proceeds when its last message has arrived. NCCL's connections buffer several steps, so that
     only the time of a whole lap matters. Each hop therefore has its ring's average latency.
+
+    The last step of a ring sends nothing. Its time, that of sending a slice, is divided among all messages.
     """
     (lane,) = schedule.lanes
+    n_slices = SLICES * sum(r.repeat for r in lane)
+    handled = way.handled * (1.0 + 1.0 / n_slices if way.idle_last else 1.0)
     rounds = []
     for i, r in enumerate(lane):
         r = dataclasses.replace(r, handled=way.handled_between(r.src, r.dst))
@@ -165,7 +169,7 @@ def _timed(schedule: Schedule, way: Way) -> Schedule:
             r = dataclasses.replace(r, repeat=r.repeat - 1, start=(r.start + r.shift) % schedule.n_chunks)
         if r.repeat:
             rounds.append(dataclasses.replace(r, latency=_average(way, r)))
-    return dataclasses.replace(schedule, lanes=(tuple(rounds),), wire=way.wire, handled=way.handled)
+    return dataclasses.replace(schedule, lanes=(tuple(rounds),), wire=way.wire, handled=handled)
 
 
 def _average(way: Way, r: Round, first: bool = False) -> Floats:

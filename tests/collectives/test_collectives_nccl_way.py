@@ -67,11 +67,38 @@ def test_a_ring_inside_a_machine_is_its_closed_form(nbytes, protocol, wire, star
     assert choose(cluster, at, nbytes, "all_reduce")[:2] == ("ring", protocol)
     rate = float(cluster.channel_capacity[cluster.link_channel[cluster.routes(at[:1], at[1:2]).links]].min())
     wire *= 0.915 / 0.8  # of what the links carry NCCL makes use of 80 % of the nominal bandwidth
+    wire *= 29 / 28 if protocol == "Simple" else 1.0  # the last step takes half as long as each of 14 others
     assert seconds(cluster, 8, nbytes) == pytest.approx(start + 14 * (hop + wire * nbytes / 8 / rate), rel=1e-9)
     schedule = build("nccl", 8, nbytes, where=(cluster, at))
     assert schedule.bytes_handled(nbytes) == pytest.approx(np.full(8, wire * 14 / 8 * nbytes))
     sent = {"LL": 2.0, "LL128": 128 / 120, "Simple": 1.0}[protocol]  # flags are sent, what the ceilings take is not
     assert schedule.bytes_sent(nbytes) == pytest.approx(np.full(8, sent * 14 / 8 * nbytes))
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "kind", "more"),
+    [
+        ("dgx-a100-pod", 2, "all_reduce", 0.5 / 2),
+        ("dgx-a100-pod", 8, "reduce_scatter", 0.5 / 7),
+        ("dgx-h100-pod", 8, "all_gather", 0.5 / 7),
+        ("dgx1-v100", 8, "all_gather", 0.0),
+        ("dgx-a100-pod", 16, "all_gather", 0.0),
+    ],
+)
+def test_links_are_idle_in_the_last_step_of_a_ring(name, n, kind, more):
+    """For half a step inside a machine with A100 or H100, but not on V100, nor between machines."""
+    cluster, at = placed(name, n)
+    assert choose(cluster, at, 1e10, kind)[:2] == ("ring", "Simple")
+    first, second = (nccl_time(cluster, nbytes, kind=kind, nodes=at).seconds for nbytes in (1e9, 1e10))
+    took = seconds(cluster, n, 1e10, kind) - seconds(cluster, n, 1e9, kind)
+    assert took / (second - first) == pytest.approx(1.0 + more, rel=1e-6)
+
+
+@pytest.mark.parametrize(("n", "half", "whole"), [(2, 2833.4, 5453.4), (4, 3720.5, 7275.5), (8, 4187.6, 8196.4)])
+def test_large_rings_take_what_was_measured_on_a100(n, half, whole):
+    """us of 0.5 and 1 GiB on two to eight A100 behind NVSwitches (github.com/VIA-Research/vTrain, trace/a100)."""
+    took = [seconds("dgx-a100-pod", n, nbytes) * 1e6 for nbytes in (2.0**29, 2.0**30)]
+    assert took == pytest.approx([half, whole], rel=0.03)
 
 
 @pytest.mark.parametrize("ms", [0.1, 1.0, 5.0])
