@@ -31,6 +31,8 @@ Floats = npt.NDArray[np.float64]
 TILES = ((128, 128), (256, 128))
 #: PyTorch's backend -> name of its kernel
 ATTENTION = {"flash": "flash-2", "cudnn": "cudnn", "efficient": "efficient"}
+#: mean error of products above which a device file is not usable
+POOR_FIT = 0.25
 #: kernels limited only by memory bandwidth
 STREAMING = ("copy", "add", "gelu")
 #: bytes that AdamW moves per parameter if all numbers are bf16: four are read, three written
@@ -64,6 +66,20 @@ def predictions(profile: Profile, device: Device) -> Iterator[Prediction]:
             update = ADAMW_NBYTES * model.n_params / (device.memory_bandwidth * device.kernels.streaming)
             seconds = work.forward_time + work.backward_time + update
             yield Prediction("step", f"{row['model']}, batch {row['batch']}", row["seconds"], seconds)
+
+
+def comparison(compared: Sequence[Prediction]) -> list[str]:
+    """Return lines with the error of the products and of each step, and a warning if the products' is large."""
+    errors = [abs(each.predicted / each.measured - 1.0) for each in compared if each.what == "product"]
+    mean = sum(errors) / len(errors)
+    lines = [f"{len(errors)} products: mean error {mean:.1%}, worst {max(errors):.0%}"]
+    if mean > POOR_FIT:
+        idle = "run nothing else on the machine (on CPUs, try OMP_NUM_THREADS=1), or increase --budget"
+        lines.append(f"warning: the device file does not describe these times; {idle}")
+    for each in (each for each in compared if each.what == "step"):
+        times = f"measured {each.measured * 1e3:.4g} ms, predicted {each.predicted * 1e3:.4g} ms"
+        lines.append(f"{each.label}: {times} ({each.predicted / each.measured - 1.0:+.0%})")
+    return lines
 
 
 def device_of(profile: Profile) -> Device:

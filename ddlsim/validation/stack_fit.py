@@ -121,6 +121,9 @@ class StackFit:
             value, low, high, before = (factor * x for x in (*ends, getattr(self.base, name)))
             around = f"(95 %: {low:.3g} to {high:.3g}{unit})"
             lines.append(f"{name} {value:.3g}{unit} {around}, {before:.3g}{unit} in {self.base.name}")
+            if name not in FIXED and abs(math.log(value / before)) > 3.0 * FITTED[name]:
+                check = "is the throughput that of all workers together, and are device and precision right?"
+                lines.insert(0, f"warning: {name} is {value / before:.2g} times that of {self.base.name}; {check}")
         lines += [f"{name} as in {self.base.name}: {why}" for name, why in self.left_out.items()]
         if self.alone:
             lines.append(f"compute time without communication from {count(len(self.alone), 'single-worker run')}")
