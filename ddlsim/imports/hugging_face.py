@@ -67,17 +67,15 @@ def read_config(root: Node) -> Read:
     kind = _kind(root, root["model_type"].text() if root.has("model_type") else architecture)
     only = ONLY | {"attention_bias": kind == "gpt_oss", "mlp_bias": False} if kind in COUNTED else ONLY
     for name, value in only.items():
-        if root.has(name) and root[name].value != value:
-            raise root[name].error(
-                f"{shown(root[name].value)} cannot be simulated; the only supported value is {shown(value)}"
-            )
+        if root.has(name) and (given := root[name]).value != value:
+            rule = f"the only supported value is {shown(value)}"
+            raise given.error(f"{shown(given.value)} cannot be simulated; {rule}")
     if kind in COUNTED:
         raise _counted(root, kind)
     head = "ForImageClassification" if kind == "vit" else "ForCausalLM"
     if architecture and not architecture.endswith((head, "LMHeadModel")):
-        raise root["architectures"].error(
-            f"{shown(architecture)} has an unsupported head; only ...{head} can be simulated"
-        )
+        reason = f"{shown(architecture)} has an unsupported head; only ...{head} can be simulated"
+        raise root["architectures"].error(reason)
     if root.has("quantization_config"):
         quantized = root["quantization_config"]
         raise quantized.error("quantised weights cannot be trained; remove the field to simulate the unquantised model")
@@ -182,9 +180,8 @@ def _vision(root: Node) -> Read:
     table: dict[str, Any] = read_toml(bundled_files("models")["vit"])
     values = {**table["parameters"], **_numbers(root, VISION, table["parameters"])}
     labels = root["id2label"].value if root.has("id2label") else None
-    values["classes"] = (
-        len(labels) if isinstance(labels, dict) and labels else _count(root, "num_labels", needed=False) or 2
-    )
+    n_labels = len(labels) if isinstance(labels, dict) else 0
+    values["classes"] = n_labels or _count(root, "num_labels", needed=False) or 2
     if _activation(root) != "gelu":
         raise root.error("only hidden_act = gelu can be simulated in vision transformers")
     return Read({**table, "parameters": values, "sizes": {}}, "vit")
@@ -196,37 +193,33 @@ def _counted(root: Node, kind: str) -> ConfigError:
     dim, layers, vocabulary, heads, active = (_count(root, name) for name in names)
     tied = root.has("tie_word_embeddings") and _flag(root, "tie_word_embeddings")
     rest, dense = vocabulary * dim * (1 if tied else 2) + dim + 2 * dim * layers, 0
-    if kind == "gpt_oss":  # attention with biases and one sink per head; experts with biases
-        size, kv = _count(root, "head_dim"), _count(root, "num_key_value_heads")
-        width, n_experts = _count(root, "intermediate_size"), _count(root, "num_local_experts")
-        attention = (dim + 1) * (heads + 2 * kv) * size + (heads * size + 1) * dim + heads
-        expert, shared = 3 * dim * width + 2 * width + dim, (dim + 1) * n_experts
-        what = "attention sinks, and experts with biases,"
-    elif kind == "qwen2_moe":  # attention with biases of queries, keys and values; a gate for the shared expert
-        size, kv = dim // heads, _count(root, "num_key_value_heads")
-        attention = (dim + 1) * (heads + 2 * kv) * size + heads * size * dim
-        n_experts, expert = _count(root, "num_experts"), 3 * dim * _count(root, "moe_intermediate_size")
-        shared = n_experts * dim + 3 * dim * _count(root, "shared_expert_intermediate_size") + dim
-        what = "shared experts"
-    elif kind == "llama4_text":  # every n-th layer has experts
-        size, kv = _count(root, "head_dim"), _count(root, "num_key_value_heads")
-        attention = dim * (heads + 2 * kv) * size + heads * size * dim
-        n_experts, expert = _count(root, "num_local_experts"), 3 * dim * _count(root, "intermediate_size")
-        shared = n_experts * dim + expert
-        every = _count(root, "interleave_moe_layer_step", needed=False) or 1
-        dense = layers - (len(root["moe_layers"].items()) if root.has("moe_layers") else layers // every)
-        rest += dense * 3 * dim * _count(root, "intermediate_size_mlp", needed=dense > 0)
-        what = "shared experts"
-    else:
+    if kind.startswith("deepseek"):
         nope, rope, value = (_count(root, f"{name}_head_dim") for name in ("qk_nope", "qk_rope", "v"))
         kv_rank, q_rank, queries = _count(root, "kv_lora_rank"), _or_none(root, "q_lora_rank"), heads * (nope + rope)
         attention = (dim + queries + 1) * q_rank if q_rank else dim * queries
         attention += dim * (kv_rank + rope) + kv_rank + kv_rank * heads * (nope + value) + heads * value * dim
         n_experts, dense = _count(root, "n_routed_experts"), _or_none(root, "first_k_dense_replace")
         expert = 3 * dim * _count(root, "moe_intermediate_size")
-        shared = n_experts * dim + _or_none(root, "n_shared_experts") * expert
+        shared = _or_none(root, "n_shared_experts") * expert
         rest += dense * 3 * dim * _count(root, "intermediate_size")
         what = "multi-head latent attention, and shared experts,"
+    else:
+        of_qwen, what = kind == "qwen2_moe", "shared experts"
+        size, kv = dim // heads if of_qwen else _count(root, "head_dim"), _count(root, "num_key_value_heads")
+        attention, biases = 2 * dim * (heads + kv) * size, (heads + 2 * kv) * size
+        n_experts = _count(root, "num_experts" if of_qwen else "num_local_experts")
+        width = _count(root, "moe_intermediate_size" if of_qwen else "intermediate_size")
+        expert = shared = 3 * dim * width
+        if kind == "gpt_oss":  # one attention sink per head; all products have biases
+            attention, expert, shared = attention + biases + dim + heads, expert + 2 * width + dim, n_experts
+            what = "attention sinks, and experts with biases,"
+        elif of_qwen:  # biases of queries, keys and values; a gate for the shared expert
+            attention, shared = attention + biases, 3 * dim * _count(root, "shared_expert_intermediate_size") + dim
+        else:  # Llama 4: every n-th layer has experts
+            every = _count(root, "interleave_moe_layer_step", needed=False) or 1
+            dense = layers - (len(root["moe_layers"].items()) if root.has("moe_layers") else layers // every)
+            rest += dense * 3 * dim * _count(root, "intermediate_size_mlp", needed=dense > 0)
+    shared += n_experts * dim  # the router
     total = rest + layers * attention + (layers - dense) * (shared + n_experts * expert)
     used = total - (layers - dense) * (n_experts - active) * expert
     sizes = f"The model has {total:,} parameters, of which each token uses {used:,}"

@@ -109,15 +109,9 @@ def device_of(profile: Profile) -> Device:
     )
     launched = (row["seconds"] for row in profile.get("launch", ()) if "per kernel" in row.get("what", ""))
     sources = (*base.sources, f"kernels and launch_time: {source}")
-    name, title = f"{base.name}-measured", f"{profile['device']}, measured"
-    return replace(
-        base,
-        name=name,
-        title=title,
-        launch_time=_rounded(min(launched, default=base.launch_time)),
-        kernels=kernels,
-        sources=sources,
-    )
+    launch = _rounded(min(launched, default=base.launch_time))
+    about = {"name": f"{base.name}-measured", "title": f"{profile['device']}, measured"}
+    return replace(base, **about, launch_time=launch, kernels=kernels, sources=sources)
 
 
 def _catalogued(profile: Profile) -> Device | None:
@@ -189,10 +183,8 @@ def _fitted(
 
     kinds = [product_type(row["precision"]) for row in rows]
     names = sorted(set(kinds))
-    which, peaks = (
-        np.array([names.index(kind) for kind in kinds]),
-        np.array([device.peak_flops[kind] for kind in kinds]),
-    )
+    which = np.array([names.index(kind) for kind in kinds])
+    peaks = np.array([device.peak_flops[kind] for kind in kinds])
     m, n, k, seconds = np.array([[row[key] for key in ("m", "n", "k", "seconds")] for row in rows], dtype=float).T
     results = np.array([ELEMENT_NBYTES[row["precision"]] for row in rows])
     low = [LOW_PRECISIONS.get(row["precision"]) for row in rows]

@@ -129,12 +129,10 @@ class StackFit:
             lines.append(f"compute time without communication from {count(len(self.alone), 'single-worker run')}")
         if not self.runs:
             return "\n".join(lines)
-        low, high = self.stack.spread
-        lines.append(
-            f"mean error {percent(self.error)}; a further run takes {low:.3f} to {high:.3f} times as long (95 %)"
-        )
+        error, (low, high) = percent(self.error), self.stack.spread
+        lines.append(f"mean error {error}; a further run takes {low:.3f} to {high:.3f} times as long (95 %)")
         if self.error > BAD_FIT:
-            lines.insert(0, f"warning: poor fit: mean error {percent(self.error)}; check the runs and the cluster")
+            lines.insert(0, f"warning: poor fit: mean error {error}; check the runs and the cluster")
         rows = [("run", "measured", "predicted", "error")]
         for run, value in zip(self.runs, self.predicted, strict=True):
             what = f"{run.model or 'run'} on {run.workers}, {run.strategy or 'all-reduce'}, batch {run.batch_size}"
