@@ -110,8 +110,8 @@ def device_of(profile: Profile) -> Device:
     launched = (row["seconds"] for row in profile.get("launch", ()) if "per kernel" in row.get("what", ""))
     sources = (*base.sources, f"kernels and launch_time: {source}")
     launch = _rounded(min(launched, default=base.launch_time))
-    about = {"name": f"{base.name}-measured", "title": f"{profile['device']}, measured"}
-    return replace(base, **about, launch_time=launch, kernels=kernels, sources=sources)
+    base = replace(base, name=f"{base.name}-measured", title=f"{profile['device']}, measured")
+    return replace(base, launch_time=launch, kernels=kernels, sources=sources)
 
 
 def _catalogued(profile: Profile) -> Device | None:
