@@ -102,6 +102,11 @@ _UNSUPPORTED: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (re.compile(r'"(?:architectures|model_type)"\s*:'), "the configuration of a model",
      "pass it as a model, as in ddlsim show model FILE"),
     (re.compile(r"NCCL INFO "), "a log of NCCL_DEBUG without results", "save the output of the program itself"),
+    (re.compile(r'"schema"\s*:\s*"[\w.-]+",\s*"pid"'), "an execution trace of PyTorch", "convert it to Chakra's .et"),
+    (re.compile(r"^(?:SwitchName|BlockName)=\S+\s", re.MULTILINE | re.IGNORECASE), "Slurm's topology.conf",
+     "write a .toml with a [generator]"),
+    (re.compile(r'^(?:switchguid|caguid)=0x|^Switch\s+\d+ "S-', re.MULTILINE), "the output of ibnetdiscover",
+     "write a .toml with a [generator]"),
     (re.compile(r"<nvidia_smi_log>|NVIDIA-SMI \d"), "nvidia-smi's list of GPUs", "use nvidia-smi topo -m"),
 )  # fmt: skip
 

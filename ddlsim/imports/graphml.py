@@ -197,9 +197,8 @@ class _Reader:
 
     def left_out(self) -> list[str]:
         """Return notes on what was skipped."""
-        if not self.ignored:
-            return []
-        return ["skipped: " + ", ".join(f"{n} {what}" for what, n in sorted(self.ignored.items()))]
+        skipped = ", ".join(f"{n} {what}" for what, n in sorted(self.ignored.items()))
+        return [f"skipped: {skipped}"] if skipped else []
 
     def _attributes(self, element: Element, known: set[str]) -> dict[str, str]:
         kinds = (_name(element), "all")

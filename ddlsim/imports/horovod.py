@@ -98,9 +98,7 @@ def read_horovod(path: str | Path) -> HorovodTimeline:
             with left_out:
                 operation = _end(source, names.get(event.pid, ""), state, event)
                 found += [operation] if operation is not None else []
-    left_out.tell(found)
-    if not found:
-        raise source.error(None, "no finished ALLREDUCE, ALLGATHER or BROADCAST found; is it a Horovod timeline?")
+    left_out.tell(found, source, "no finished ALLREDUCE, ALLGATHER or BROADCAST found; is it a Horovod timeline?")
     found.sort(key=lambda operation: operation.start_s)
     return HorovodTimeline(tuple(found), tuple(_transfers(found, len(ranks))), len(ranks))
 

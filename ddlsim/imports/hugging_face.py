@@ -34,11 +34,18 @@ ONLY: dict[str, Any] = {
     "qk_layernorm": False,
     "clip_qkv": None,
     "apply_residual_connection_post_layernorm": False,
+    "add_cross_attention": False,
+    "layer_norm_elementwise_affine": True,
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
+    "moe_layer_freq": 1,
+    "qkv_bias": True,
 }
 #: kinds for which only the parameters are counted
 COUNTED = ("deepseek_v2", "deepseek_v3", "gpt_oss", "llama4_text", "qwen2_moe")
+#: types with the text model of another one
+SAME = {"gemma3": "gemma3text", "llama4": "llama4text", "kimik2": "deepseekv3", "qwen3vltext": "qwen3"}
+SAME |= {"qwen3vlmoetext": "qwen3moe", "qwen2vltext": "qwen2", "qwen25vltext": "qwen2"}
 #: maximum sequence length that is assumed for training
 LONGEST = 8192
 
@@ -58,21 +65,20 @@ def read_config(root: Node) -> Read:
     if root.has("text_config") or root.has("vision_config"):
         raise root.error("models of text and images cannot be simulated; use its text_config alone")
     kind = _kind(root, root["model_type"].text() if root.has("model_type") else architecture)
+    only = ONLY | {"attention_bias": kind == "gpt_oss", "mlp_bias": False} if kind in COUNTED else ONLY
+    for name, value in only.items():
+        if root.has(name) and (given := root[name]).value != value:
+            rule = f"the only supported value is {shown(value)}"
+            raise given.error(f"{shown(given.value)} cannot be simulated; {rule}")
     if kind in COUNTED:
         raise _counted(root, kind)
     head = "ForImageClassification" if kind == "vit" else "ForCausalLM"
     if architecture and not architecture.endswith((head, "LMHeadModel")):
-        raise root["architectures"].error(
-            f"{shown(architecture)} has an unsupported head; only ...{head} can be simulated"
-        )
+        reason = f"{shown(architecture)} has an unsupported head; only ...{head} can be simulated"
+        raise root["architectures"].error(reason)
     if root.has("quantization_config"):
         quantized = root["quantization_config"]
         raise quantized.error("quantised weights cannot be trained; remove the field to simulate the unquantised model")
-    for name, value in ONLY.items():
-        if root.has(name) and root[name].value != value:
-            raise root[name].error(
-                f"{shown(root[name].value)} cannot be simulated; the only supported value is {shown(value)}"
-            )
     return _vision(root) if kind == "vit" else _decoder(root, kind)
 
 
@@ -81,7 +87,7 @@ def _kind(root: Node, name: str) -> str:
     plain = name.replace("_", "").lower()
     for ending in ("forcausallm", "lmheadmodel", "forimageclassification", "model"):
         plain = plain.removesuffix(ending)
-    plain = {"gemma3": "gemma3text", "llama4": "llama4text"}.get(plain, plain)
+    plain = SAME.get(plain, plain)
     if plain not in known:
         rule = f"must be one of {', '.join(sorted(known.values()))}"
         raise root.error(f"model_type or architectures = {shown(name)}: {rule}")
@@ -97,6 +103,11 @@ def _count(root: Node, *names: str, needed: bool = True) -> int:
     if node is not None and (type(value) is not int or not 1 <= value <= 10**9):
         raise node.error(f"must be an integer from 1 to 1e9, not {shown(value)}")
     return value  # type: ignore[return-value]
+
+
+def _or_none(root: Node, name: str) -> int:
+    """Return the integer stored under a name that must be there; null is 0."""
+    return 0 if root[name].value in (None, 0) else _count(root, name)
 
 
 def _numbers(root: Node, fields: Mapping[str, tuple[str, ...]], defaults: Mapping[str, object]) -> dict[str, Any]:
@@ -125,7 +136,10 @@ def _decoder(root: Node, kind: str) -> Read:
         values |= _numbers(root, EXPERTS, {})
     if kind == "qwen3_moe":
         values["hidden"] = _count(root, "moe_intermediate_size")
-    reads = _count(root, "max_position_embeddings", "n_positions", "seq_length", needed=False) or 2048
+    if isinstance(root.value, Mapping) and root.value.get("num_key_value_heads", 0) is None:
+        values["kv_heads"] = values["heads"]
+    reads = _count(root, "max_position_embeddings", "n_positions", "seq_length", needed=False)
+    reads = reads or (1024 if kind == "gpt2" else 2048)
     values |= {"seq": min(reads, LONGEST)} | {to: _flag(root, name) for name, to in FLAGS.items() if root.has(name)}
     if root.has("tie_word_embeddings"):
         values["output"] = "tied_dense" if _flag(root, "tie_word_embeddings") else "dense"
@@ -166,11 +180,10 @@ def _vision(root: Node) -> Read:
     table: dict[str, Any] = read_toml(bundled_files("models")["vit"])
     values = {**table["parameters"], **_numbers(root, VISION, table["parameters"])}
     labels = root["id2label"].value if root.has("id2label") else None
-    values["classes"] = (
-        len(labels) if isinstance(labels, dict) and labels else _count(root, "num_labels", needed=False) or 2
-    )
-    if _activation(root) != "gelu" or (root.has("qkv_bias") and not _flag(root, "qkv_bias")):
-        raise root.error("only gelu and qkv_bias = true can be simulated in vision transformers")
+    n_labels = len(labels) if isinstance(labels, dict) else 0
+    values["classes"] = n_labels or _count(root, "num_labels", needed=False) or 2
+    if _activation(root) != "gelu":
+        raise root.error("only hidden_act = gelu can be simulated in vision transformers")
     return Read({**table, "parameters": values, "sizes": {}}, "vit")
 
 
@@ -180,42 +193,36 @@ def _counted(root: Node, kind: str) -> ConfigError:
     dim, layers, vocabulary, heads, active = (_count(root, name) for name in names)
     tied = root.has("tie_word_embeddings") and _flag(root, "tie_word_embeddings")
     rest, dense = vocabulary * dim * (1 if tied else 2) + dim + 2 * dim * layers, 0
-    if kind == "gpt_oss":  # attention with biases and one sink per head; experts with biases
-        size, kv = _count(root, "head_dim"), _count(root, "num_key_value_heads")
-        width, n_experts = _count(root, "intermediate_size"), _count(root, "num_local_experts")
-        attention = (dim + 1) * (heads + 2 * kv) * size + (heads * size + 1) * dim + heads
-        expert, shared = 3 * dim * width + 2 * width + dim, (dim + 1) * n_experts
-        what = "attention sinks, and experts with biases,"
-    elif kind == "qwen2_moe":  # attention with biases of queries, keys and values; a gate for the shared expert
-        size, kv = dim // heads, _count(root, "num_key_value_heads")
-        attention = (dim + 1) * (heads + 2 * kv) * size + heads * size * dim
-        n_experts, expert = _count(root, "num_experts"), 3 * dim * _count(root, "moe_intermediate_size")
-        shared = n_experts * dim + 3 * dim * _count(root, "shared_expert_intermediate_size") + dim
-        what = "shared experts"
-    elif kind == "llama4_text":  # every n-th layer has experts
-        size, kv = _count(root, "head_dim"), _count(root, "num_key_value_heads")
-        attention = dim * (heads + 2 * kv) * size + heads * size * dim
-        n_experts, expert = _count(root, "num_local_experts"), 3 * dim * _count(root, "intermediate_size")
-        shared = n_experts * dim + expert
-        dense = layers - layers // (_count(root, "interleave_moe_layer_step", needed=False) or 1)
-        rest += dense * 3 * dim * _count(root, "intermediate_size_mlp", needed=dense > 0)
-        what = "shared experts"
-    else:
+    if kind.startswith("deepseek"):
         nope, rope, value = (_count(root, f"{name}_head_dim") for name in ("qk_nope", "qk_rope", "v"))
-        kv_rank, q_rank, queries = (
-            _count(root, "kv_lora_rank"),
-            _count(root, "q_lora_rank", needed=False),
-            heads * (nope + rope),
-        )
+        kv_rank, q_rank, queries = _count(root, "kv_lora_rank"), _or_none(root, "q_lora_rank"), heads * (nope + rope)
         attention = (dim + queries + 1) * q_rank if q_rank else dim * queries
         attention += dim * (kv_rank + rope) + kv_rank + kv_rank * heads * (nope + value) + heads * value * dim
-        n_experts, dense = _count(root, "n_routed_experts"), _count(root, "first_k_dense_replace", needed=False)
+        n_experts, dense = _count(root, "n_routed_experts"), _or_none(root, "first_k_dense_replace")
         expert = 3 * dim * _count(root, "moe_intermediate_size")
-        shared = n_experts * dim + _count(root, "n_shared_experts", needed=False) * expert
+        shared = _or_none(root, "n_shared_experts") * expert
         rest += dense * 3 * dim * _count(root, "intermediate_size")
         what = "multi-head latent attention, and shared experts,"
+    else:
+        of_qwen, what = kind == "qwen2_moe", "shared experts"
+        size, kv = dim // heads if of_qwen else _count(root, "head_dim"), _count(root, "num_key_value_heads")
+        attention, biases = 2 * dim * (heads + kv) * size, (heads + 2 * kv) * size
+        n_experts = _count(root, "num_experts" if of_qwen else "num_local_experts")
+        width = _count(root, "moe_intermediate_size" if of_qwen else "intermediate_size")
+        expert = shared = 3 * dim * width
+        if kind == "gpt_oss":  # one attention sink per head; all products have biases
+            attention, expert, shared = attention + biases + dim + heads, expert + 2 * width + dim, n_experts
+            what = "attention sinks, and experts with biases,"
+        elif of_qwen:  # biases of queries, keys and values; a gate for the shared expert
+            attention, shared = attention + biases, 3 * dim * _count(root, "shared_expert_intermediate_size") + dim
+        else:  # Llama 4: every n-th layer has experts
+            every = _count(root, "interleave_moe_layer_step", needed=False) or 1
+            dense = layers - (len(root["moe_layers"].items()) if root.has("moe_layers") else layers // every)
+            rest += dense * 3 * dim * _count(root, "intermediate_size_mlp", needed=dense > 0)
+    shared += n_experts * dim  # the router
     total = rest + layers * attention + (layers - dense) * (shared + n_experts * expert)
     used = total - (layers - dense) * (n_experts - active) * expert
-    return root.error(
-        f"{what} cannot be simulated yet. The model has {total:,} parameters, of which each token uses {used:,}"
-    )
+    sizes = f"The model has {total:,} parameters, of which each token uses {used:,}"
+    has_more = root.has("num_nextn_predict_layers") and root["num_nextn_predict_layers"].value != 0
+    more = "; num_nextn_predict_layers are not counted" if has_more else ""
+    return root.error(f"{what} cannot be simulated yet. {sizes}{more}")

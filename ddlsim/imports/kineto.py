@@ -384,9 +384,8 @@ def read_kineto(path: str | Path, *, batch_size: Count | None = None) -> KinetoT
     collectives = tuple(_collectives(source, spans, n_ranks, left_out))
     layers = tuple(layer_times(spans, [(event.ts, event.end) for event in marks]))
     trace = KinetoTrace(tuple(steps), collectives, layers, rank, n_ranks, input_samples(spans), overlap_slowdown(spans))
-    left_out.tell(trace.steps or trace.collectives or trace.layers)
-    if not (trace.steps or trace.collectives or trace.layers):
-        raise source.error(None, "no ProfilerStep, collective or nn.Module found; is it a trace of a training run?")
+    nothing = "no ProfilerStep, collective or nn.Module found; is it a trace of a training run?"
+    left_out.tell(trace.steps or trace.collectives or trace.layers, source, nothing)
     return trace
 
 

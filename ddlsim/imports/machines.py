@@ -51,8 +51,8 @@ def assemble(
         if len(machines) > 1:
             if not machine.ports:
                 raise ConfigError(
-                    f"{source}: machines can only be connected if the speed of a NIC is known; set nic_bandwidth, or "
-                    "n_hosts=1"
+                    f"{source}: machines can only be connected if the speed of a NIC is known; set nic_bandwidth "
+                    "(--set nic_bandwidth=...), or n_hosts=1"
                 )
             graph.add_node("network", kind="switch")
             for port, bandwidth in machine.ports:

@@ -7,8 +7,10 @@ ignored.
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ddlsim.errors import ConfigError, shown
@@ -21,14 +23,19 @@ _PRINTED = re.compile(r"\b([a-z]\w+)['\"]?[ \t]*(?:\.{2,}|=|:)[ \t]*['\"]?([^\s,
 #: an assignment in a script, of a word or a quoted string
 _ASSIGNED = re.compile(r"(?m)^[ \t]*(?:export[ \t]+|local[ \t]+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s;&|(]+)")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^{}]*))?\}|([A-Za-z_]\w*))")
-_FLAG = re.compile(r"(?:^|(?<=\s))--([a-z][\w-]*)(?:[ \t]*=[ \t]*|\s+|$)((?!--)[^\s]*)?")
+#: also in the YAML of Megatron's tests: --num-layers: 12
+_FLAG = re.compile(r"(?:^|(?<=\s))--([a-z][\w-]*)(?:[ \t]*=[ \t]*|:[ \t]+|\s+|$)((?!--)[^\s]*)?")
+_OTHER_SCRIPT = re.compile(r"\bpretrain_(?:bert|t5|ict|retro|vision_\w+|vlm|mamba|mamba_hybrid)\.py\b")
 #: arguments that define a different architecture, unless they have one of these values
 _UNSUPPORTED = (
     "multi-latent-attention", "apply-residual-connection-post-layernorm", "mtp-num-layers", "moe-layer-freq",
     "moe-shared-expert-intermediate-size", "is-hybrid-model", "hybrid-override-pattern", "decoder-num-layers",
-    "heterogeneous-layers-config-path", "heterogeneous-layers-config-encoded-json", "window-size",
+    "heterogeneous-layers-config-path", "heterogeneous-layers-config-encoded-json", "window-size", "spec",
+    "hybrid-layer-pattern", "experimental-attention-variant", "linear-attention-freq", "attention-output-gate",
+    "moe-latent-size", "enable-mhc-connections", "vision-model-type", "quick-geglu", "post-self-attn-layernorm",
+    "mtp-hybrid-override-pattern",
 )  # fmt: skip
-_HARMLESS = ("0", "1", "-1")
+_HARMLESS = re.compile(r"0|-1|1|\[1\]\*\d+")  # --moe-layer-freq [1]*48: all layers
 #: parameter of the model file -> Megatron's argument
 _NUMBERS = {
     "layers": "num-layers",
@@ -39,13 +46,19 @@ _NUMBERS = {
     "experts": "num-experts",
     "active": "moe-router-topk",
 }
-_POSITIONS = ("learned_absolute", "rope", "none")
+_POSITIONS = ("learned_absolute", "rope", "yarn", "none")
+_OTHERS = ("seq-length", "max-position-embeddings", "vocab-size", "num-query-groups", "swiglu")
+_SWITCHES = ("group-query-attention", "disable-bias-linear", "add-qkv-bias", "squared-relu", "qk-layernorm")
+_CHOICES = ("untie-embeddings-and-output-weights", "position-embedding-type", "moe-ffn-hidden-size", "normalization")
+#: flags that define the model; others with almost these names are misspelled
+_KNOWN = [*_NUMBERS.values(), *_OTHERS, *_SWITCHES, *_CHOICES]
+#: flags that options of the model replace
+_OPTIONS = {"seq-length": "seq", "vocab-size": "vocabulary"}
 
 
 def is_argument(name: str) -> bool:
     """Return whether an option without its dashes, such as "num-layers", describes a model of Megatron-LM."""
-    others = ("seq-length", "max-position-embeddings", "vocab-size", "num-query-groups", "swiglu")
-    return name.replace("_", "-") in (*_NUMBERS.values(), *others)
+    return name.replace("_", "-") in (*_NUMBERS.values(), *_OTHERS)
 
 
 def is_megatron(text: str) -> bool:
@@ -53,15 +66,22 @@ def is_megatron(text: str) -> bool:
     return bool(_SCRIPT.search(text) or {"num_layers", "hidden_size"} <= {name for name, _ in _PRINTED.findall(text)})
 
 
-def read_megatron(source: SourceText) -> Read:
-    """Return the model file defined by the arguments.
+def read_megatron(source: SourceText, options: Collection[str] = ()) -> Read:
+    """Return the model file defined by the arguments; `options` are the parameters that the caller sets.
 
-    Raises ConfigError for arguments of an unsupported architecture, and for missing or invalid numbers.
+    Raises ConfigError for arguments of an unsupported architecture, misspelled ones, and missing or invalid numbers.
     """
-    given = _Arguments(source, _script(source.text) if _SCRIPT.search(source.text) else _printed(source.text))
+    is_script = bool(_SCRIPT.search(source.text))
+    given = _Arguments(source, _script(source.text) if is_script else _printed(source.text))
+    if other := _OTHER_SCRIPT.search(source.text):
+        raise source.error(None, f"{other[0]} trains another architecture; only decoders (pretrain_gpt.py) are read")
     for flag in _UNSUPPORTED:
-        if flag in given.flags and given.text(flag) not in _HARMLESS:
+        harmless = "0" if flag == "mtp-num-layers" else _HARMLESS
+        if flag in given.flags and not re.fullmatch(harmless, given.text(flag)):
             raise given.error(flag, "models with this option cannot be simulated yet")
+    for flag in sorted(given.flags.keys() - set(_KNOWN)) if is_script else ():
+        if near := difflib.get_close_matches(flag, _KNOWN, 1, 0.9):
+            raise given.error(flag, f"is no argument of Megatron-LM; did you mean --{near[0]}?")
     table, values = decoder_table("llama")
     values |= {"hidden": "4 * $dim", "fused": True}
     has_experts, gated = "num-experts" in given.flags, "swiglu" in given.flags
@@ -87,15 +107,16 @@ def read_megatron(source: SourceText) -> Read:
     if position not in _POSITIONS:
         rule = f"cannot be simulated; supported: {', '.join(_POSITIONS)}"
         raise given.error("position-embedding-type", f"{shown(position)} {rule}")
-    seq = given.count("encoder-seq-length" if "encoder-seq-length" in given.flags else "seq-length")
+    length = "encoder-seq-length" if "encoder-seq-length" in given.flags else "seq-length"
+    learned = "max-position-embeddings" if "max-position-embeddings" in given.flags else length
     values |= {
-        "seq": seq,
-        "vocabulary": _vocabulary(given),
+        "seq": 1 if "seq" in options else given.count(length),
+        "vocabulary": 1 if "vocabulary" in options else _vocabulary(given),
         "norm": "rms_norm" if rms else "layer_norm",
         "qk_norm": "head" if "qk-layernorm" in given.flags else "none",
         "activation": "squared_relu" if "squared-relu" in given.flags else "gelu",
-        "rotary": position == "rope",
-        "positions": given.count("max-position-embeddings", seq) if position == "learned_absolute" else 0,
+        "rotary": position in ("rope", "yarn"),
+        "positions": given.count(learned) if position == "learned_absolute" else 0,
         "bias": biased or "add-qkv-bias" in given.flags,
         "out_bias": biased,
         "mlp_bias": biased,
@@ -140,7 +161,8 @@ def _script(text: str) -> dict[str, set[str]]:
         text = _VARIABLE.sub(value_of, text)
     flags: dict[str, set[str]] = {}
     for name, value in _FLAG.findall(re.sub(r"[\"'()]", " ", text)):
-        flags.setdefault(name.replace("_", "-"), set()).add(value.rstrip("\\;"))
+        if value != "false":  # of YAML
+            flags.setdefault(name.replace("_", "-"), set()).add(value.rstrip("\\;"))
     return flags
 
 
@@ -157,7 +179,8 @@ class _Arguments:
     def text(self, flag: str, default: str | None = None) -> str:
         values = sorted(self.flags.get(flag, () if default is None else (default,)))
         if len(values) != 1:
-            what = f"has several values, {' and '.join(values)}; use one model" if values else "is missing; add it"
+            more = f", or the option +{_OPTIONS[flag]}=" if flag in _OPTIONS else ""
+            what = f"has several values, {' and '.join(values)}; keep one" if values else f"is missing; add it{more}"
             raise self.error(flag, what)
         return values[0]
 

@@ -38,7 +38,7 @@ def import_model(source: str | Path) -> Model:
     simulated, with the number of parameters if it can be counted.
     """
     text, options = _content(source)
-    read = _read(text)
+    read = _read(text, [option.partition("=")[0] for option in options])
     where = str(text.path) if isinstance(text, SourceText) else text.place.rstrip(": ")
     if isinstance(read, Model):
         if options:
@@ -61,14 +61,14 @@ def _content(source: str | Path) -> tuple[SourceText | Node, list[str]]:
     return (safetensors_header(path) if path.suffix == ".safetensors" else read_text(path)), options
 
 
-def _read(text: SourceText | Node) -> Read | Model:
+def _read(text: SourceText | Node, options: list[str]) -> Read | Model:
     if isinstance(text, Node):
         return read_json(text)
     root = parse_json(text) if text.text.lstrip()[:1] in ("{", "[") else None
     if root is not None and is_config(root.value):
         return read_config(root)
     if is_megatron(text.text):
-        return read_megatron(text)
+        return read_megatron(text, options)
     if root is not None:
         return read_json(root)
     if is_csv(text):

@@ -86,11 +86,10 @@ def fits(table: Table, operation: str, n_ranks: int) -> bool:
     for row in table.rows:
         redop, root = row.about.get("redop"), row.about.get("root", "-1")
         rooted, reduces = root != "-1", redop not in (None, "", "none")
-        if rooted != (operation in ("broadcast", "reduce", "gather", "scatter")):
-            return False
-        if operation == "p2p" and reduces != ("root" in row.about):  # its rows have "sum" since tables have one heading
-            return False
-        if operation != "p2p" and reduces != (operation in ("all_reduce", "reduce_scatter", "reduce")):
+        reducing = operation in ("all_reduce", "reduce_scatter", "reduce")
+        if operation == "p2p":  # its rows have "sum" since tables have one heading
+            reducing = "root" in row.about
+        if rooted != (operation in ("broadcast", "reduce", "gather", "scatter")) or reduces != reducing:
             return False
         if ((redop == "") and operation != "all_to_all") or (redop is None and operation == "all_to_all"):
             return False
@@ -266,9 +265,7 @@ def read_nccl_tests(
                 for variant in row.times:
                     with left_out:
                         rows.append(_timing(source, row, run, variant))
-    left_out.tell(rows)
-    if not rows:
-        raise source.error(None, "no rows of nccl-tests (size, count, type, ..., busbw) found; did the run fail?")
+    left_out.tell(rows, source, "no rows of nccl-tests (size, count, type, ..., busbw) found; did the run fail?")
     return tuple(rows)
 
 
@@ -429,15 +426,9 @@ def _read_json(
         raise source.error(
             None, "the name of the program (args with all_reduce_perf or similar) is missing; set operation"
         )
-    n_reps: int | None = None
-    groups: dict[str, list[str]] = {}
-    if root.has("config"):
-        config = root["config"]
-        if config.has("iterations"):
-            n_reps = config["iterations"].count()
-        if config.has("devices"):
-            groups = _json_groups(config)
-    hosts = next(iter(groups.values()), [])
+    config = root["config"] if root.has("config") else Node({}, root.place)
+    n_reps = config["iterations"].count() if config.has("iterations") else None
+    hosts = next(iter(_json_groups(config).values()), []) if config.has("devices") else []
     if not (n_ranks or hosts):
         raise source.error(None, "the number of ranks (config.devices) is missing; set n_ranks (--ranks)")
     n_hosts = len(set(hosts)) if n_ranks in (None, len(hosts)) else 0
@@ -448,8 +439,7 @@ def _read_json(
                 with left_out:
                     rows.append(_json_row(result, key, variant, run))
     if not rows:
-        left_out.tell(rows)
-        raise source.error(None, "the list of results is empty; did the run fail?")
+        left_out.tell(rows, source, "the list of results is empty; did the run fail?")
     return rows
 
 

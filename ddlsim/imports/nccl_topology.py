@@ -81,9 +81,8 @@ def read_nccl_topology(
     if not any(machine.gpus for machine in machines):
         classless = len(_classless(root))
         hint = f" ({classless} <pci> have no class; set n_gpus if GPUs are the first)" if classless else ""
-        raise root.error(
-            f"no <gpu> and no <pci> of class 0x03 found{hint}; dump the topology from a run that uses GPUs"
-        )
+        remedy = "dump the topology from a run that uses GPUs"
+        raise root.error(f"no <gpu> and no <pci> of class 0x03 found{hint}; {remedy}")
     if n_hosts != 1 and len(machines) > 1:
         raise root.error(f"the file describes {len(machines)} machines; remove n_hosts")
     machines = machines if len(machines) > 1 else [machines[0]] * n_hosts

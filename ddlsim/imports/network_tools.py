@@ -101,16 +101,13 @@ def _printed_row(
     nbytes = positive_number(source, number, total[5], "Transfer") * 1024.0 ** " KMGT".index(total[6] or " ")
     if seconds <= 0:
         raise source.entry_error(number, "the duration is zero; repeat the measurement")
-    variant = _streams("from server" if (way == "R" or (reverse and not way)) else "to server", n_streams)
-    return _stream(n_ways > 1, nbytes, seconds, variant, f"{source.path}:{number}")
+    direction = "from server" if (way == "R" or (reverse and not way)) else "to server"
+    return _stream(n_ways > 1, nbytes, seconds, direction, n_streams, f"{source.path}:{number}")
 
 
-def _streams(direction: str, n_streams: int) -> str:
-    return f"{direction}, {n_streams} streams" if n_streams > 1 else direction
-
-
-def _stream(both_ways: bool, nbytes: float, seconds: float, variant: str, place: str) -> Timing:
+def _stream(both_ways: bool, nbytes: float, seconds: float, direction: str, n_streams: int, place: str) -> Timing:
     operation = "bidirectional" if both_ways else "stream"
+    variant = f"{direction}, {n_streams} streams" if n_streams > 1 else direction
     return Timing("iperf3", operation, 2, nbytes, seconds, "single", n_reps=1, n_hosts=2, variant=variant, place=place)
 
 
@@ -141,7 +138,7 @@ def _iperf3_row(end: Node, suffix: str, direction: str, n_streams: int) -> Timin
     if nbytes <= 0:
         raise total.error("nothing was received; repeat the measurement")
     both_ways = bool(suffix) or end.has("sum_received_bidir_reverse")
-    return _stream(both_ways, nbytes, total["seconds"].positive(), _streams(direction, n_streams), total.place)
+    return _stream(both_ways, nbytes, total["seconds"].positive(), direction, n_streams, total.place)
 
 
 @checked
@@ -182,9 +179,7 @@ def read_ping(path: str | Path) -> tuple[Timing, ...]:
     if replies:  # no summary: stopped or truncated
         with left_out:
             rows.append(_ping_row(source, number, host, nbytes, replies))
-    left_out.tell(rows)
-    if not rows:
-        raise source.error(None, "no reply and no summary of ping found; is it the right file?")
+    left_out.tell(rows, source, "no reply and no summary of ping found; is it the right file?")
     return tuple(rows)
 
 

@@ -91,8 +91,6 @@ def read_nvidia_smi(
     rate = nic_rate(nic_bandwidth, n_hosts, source.path)
     if rate is not None:
         machine.ports = [(_label(nic), rate) for nic in nics]
-    elif n_hosts != 1:
-        raise source.error(None, "the speed of the NICs is missing; set nic_bandwidth (--set nic_bandwidth=...)")
     guessed = ("assuming PCIe 3.0 with 12 GB/s; set device or pcie_bandwidth to change that",)
     notes = source.notes + guessed * (pcie_bandwidth is None and device is None)
     return assemble(source.path, [machine] * n_hosts, device, network_latency, notes)

@@ -76,20 +76,15 @@ def read_osu(path: str | Path, *, n_ranks: Count | None = None) -> tuple[Timing,
         elif section.columns and _ROW.match(line):
             with left_out:
                 rows.append(_row(source, number, line.split(), section, n_ranks))
-    left_out.tell(rows)
-    if not rows:
-        raise source.error(
-            None, "no rows of an OSU benchmark (# OSU MPI ... Test, # Size ...) found; did the run fail?"
-        )
+    left_out.tell(rows, source, "no rows of an OSU benchmark (# OSU MPI ... Test, # Size ...) found; did the run fail?")
     return tuple(rows)
 
 
 def _start(source: SourceText, number: int, library: str, title: str) -> _Section:
     title = " ".join(title.split())
     if library.startswith("MPI_"):  # "MPI_Put Latency": one-sided
-        raise source.error(
-            number, f"{library} {title!r} is a one-sided test, which ddlsim does not support; remove its output"
-        )
+        reason = "is a one-sided test, which ddlsim does not support; remove its output"
+        raise source.error(number, f"{library} {title!r} {reason}")
     if title not in _TESTS:
         if "Non-blocking" in title:
             raise source.error(number, f"{title!r} measures overlap, not a duration; use the blocking test")
@@ -106,12 +101,9 @@ def _row(source: SourceText, number: int, words: list[str], section: _Section, n
     if "Fail" in words:
         raise source.error(number, "validation failed; the run is invalid, repeat it")
     cells = dict(zip(columns, words, strict=False))
-    if section.operation in ("p2p", "stream", "bidirectional"):
-        ranks = 2
-    elif n_ranks is None:
+    ranks = 2 if section.operation in ("p2p", "stream", "bidirectional") else n_ranks
+    if ranks is None:
         raise source.error(number, f"OSU does not print the number of processes of {section.title!r}; set n_ranks")
-    else:
-        ranks = n_ranks
     size = 0.0 if section.operation == "barrier" else nonnegative_number(source, number, words[0], "Size")
     micro = {
         name: positive_number(source, number, cells[column], column) * 1e-6

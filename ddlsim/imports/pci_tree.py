@@ -87,9 +87,8 @@ class PciTree:
         )
         if left_out:
             self.notes.append(f"skipped virtual interfaces: {', '.join(left_out)}")
-            warn(
-                f"{cpus[0].source.path}: {self.notes[-1]}; set virtual_nics=True (--set virtual_nics=true) to use them"
-            )
+            remedy = "set virtual_nics=True (--set virtual_nics=true) to use them"
+            warn(f"{cpus[0].source.path}: {self.notes[-1]}; {remedy}")
         gpus: dict[str, tuple[str, Element]] = {}  # bus id -> name, element
         for cpu in cpus:
             name = f"cpu{cpu['numaid']}"

@@ -440,11 +440,10 @@ def _half(platform: _Platform, element: Element, name: str, direction: str) -> _
     if name not in platform.links:
         raise element.error(f"the link {name!r} is not declared; declare it before it is used")
     link = platform.links[name]
-    if link.tag != "link":
+    fatpipe = link.get("sharing_policy", "SHARED").upper() == "FATPIPE"  # an error if a route between two hosts uses it
+    if link.tag != "link" or fatpipe or is_shared(link, "SHARED"):
         return _Half(name, "")
-    if link.get("sharing_policy", "SHARED").upper() == "FATPIPE":
-        return _Half(name, "")  # an error if a route between two hosts uses it
-    return _Half(name, "") if is_shared(link, "SHARED") else _Half(name, "DOWN" if direction == "DOWN" else "UP")
+    return _Half(name, "DOWN" if direction == "DOWN" else "UP")
 
 
 def _add_route(platform: _Platform, zone: _Zone, route: Element) -> None:

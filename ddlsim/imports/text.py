@@ -64,10 +64,10 @@ class LeftOut:
             self.errors.append(error)
         return isinstance(error, self.kind)
 
-    def tell(self, kept: object) -> None:
-        """Warn how many entries were skipped, and why the first; raise its error if no entries were `kept`."""
-        if self.errors and not kept:
-            raise self.errors[0]
+    def tell(self, kept: object, source: SourceText | None = None, nothing: str = "") -> None:
+        """Warn how many entries were skipped, and why the first; if none were `kept`, raise its error or `nothing`."""
+        if not kept and (self.errors or source is not None):
+            raise self.errors[0] if self.errors or source is None else source.error(None, nothing)
         if self.errors:
             entries = "1 entry" if len(self.errors) == 1 else f"{len(self.errors)} entries"
             first_error = self.errors[0]

@@ -107,9 +107,7 @@ def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tup
                 variant, at = " ".join(words + ([heading[i]] if len(series) > 1 else [])), f"{source.path}:{number}"
                 seconds = samples / rate
                 found.append(Timing("table", "step", n_ranks, 0, seconds, n_samples=samples, variant=variant, place=at))
-    left_out.tell(found)
-    if not found:
-        raise source.error(None, "the table has a heading but no throughput; add rows")
+    left_out.tell(found, source, "the table has a heading but no throughput; add rows")
     return tuple(found)
 
 

@@ -175,7 +175,7 @@ def _measure_device(out: str, profile: str, budget: str, others: Mapping[str, ob
         raise ConfigError("--only kernels needs PyTorch, which is not installed: pip install torch")
     if not _is_first():
         return
-    from ddlsim.measure.fit import device_of, predictions
+    from ddlsim.measure.fit import comparison, device_of, predictions
     from ddlsim.measure.kernels import measure_device
 
     start = time.perf_counter()
@@ -191,15 +191,7 @@ def _measure_device(out: str, profile: str, budget: str, others: Mapping[str, ob
     measured = measure_device(seconds, show)
     device = replace(device_of(measured), name=Path(out).stem)
     device.save(out)
-    compared = list(predictions(measured, device))
-    errors = [abs(each.predicted / each.measured - 1.0) for each in compared if each.what == "product"]
-    print(
-        f"{len(errors)} products: mean error {sum(errors) / len(errors):.1%}, worst {max(errors):.0%}", file=sys.stderr
-    )
-    for each in (each for each in compared if each.what == "step"):
-        times = f"measured {each.measured * 1e3:.4g} ms, predicted {each.predicted * 1e3:.4g} ms"
-        print(f"{each.label}: {times} ({each.predicted / each.measured - 1.0:+.0%})", file=sys.stderr)
-    print(f"wrote {out}", file=sys.stderr)
+    print(*comparison(list(predictions(measured, device))), f"wrote {out}", sep="\n", file=sys.stderr)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ Floats = npt.NDArray[np.float64]
 TILES = ((128, 128), (256, 128))
 #: PyTorch's backend -> name of its kernel
 ATTENTION = {"flash": "flash-2", "cudnn": "cudnn", "efficient": "efficient"}
+#: mean error of products above which a device file is not usable
+POOR_FIT = 0.25
 #: kernels limited only by memory bandwidth
 STREAMING = ("copy", "add", "gelu")
 #: bytes that AdamW moves per parameter if all numbers are bf16: four are read, three written
@@ -66,6 +68,20 @@ def predictions(profile: Profile, device: Device) -> Iterator[Prediction]:
             yield Prediction("step", f"{row['model']}, batch {row['batch']}", row["seconds"], seconds)
 
 
+def comparison(compared: Sequence[Prediction]) -> list[str]:
+    """Return lines with the error of the products and of each step, and a warning if the products' is large."""
+    errors = [abs(each.predicted / each.measured - 1.0) for each in compared if each.what == "product"]
+    mean = sum(errors) / len(errors)
+    lines = [f"{len(errors)} products: mean error {mean:.1%}, worst {max(errors):.0%}"]
+    if mean > POOR_FIT:
+        idle = "run nothing else on the machine (on CPUs, try OMP_NUM_THREADS=1), or increase --budget"
+        lines.append(f"warning: the device file does not describe these times; {idle}")
+    for each in (each for each in compared if each.what == "step"):
+        times = f"measured {each.measured * 1e3:.4g} ms, predicted {each.predicted * 1e3:.4g} ms"
+        lines.append(f"{each.label}: {times} ({each.predicted / each.measured - 1.0:+.0%})")
+    return lines
+
+
 def device_of(profile: Profile) -> Device:
     """Return the device that a profile describes: fitted kernels, and the data sheet of the catalogue's device.
 
@@ -93,15 +109,9 @@ def device_of(profile: Profile) -> Device:
     )
     launched = (row["seconds"] for row in profile.get("launch", ()) if "per kernel" in row.get("what", ""))
     sources = (*base.sources, f"kernels and launch_time: {source}")
-    name, title = f"{base.name}-measured", f"{profile['device']}, measured"
-    return replace(
-        base,
-        name=name,
-        title=title,
-        launch_time=_rounded(min(launched, default=base.launch_time)),
-        kernels=kernels,
-        sources=sources,
-    )
+    launch = _rounded(min(launched, default=base.launch_time))
+    base = replace(base, name=f"{base.name}-measured", title=f"{profile['device']}, measured")
+    return replace(base, launch_time=launch, kernels=kernels, sources=sources)
 
 
 def _catalogued(profile: Profile) -> Device | None:
@@ -173,10 +183,8 @@ def _fitted(
 
     kinds = [product_type(row["precision"]) for row in rows]
     names = sorted(set(kinds))
-    which, peaks = (
-        np.array([names.index(kind) for kind in kinds]),
-        np.array([device.peak_flops[kind] for kind in kinds]),
-    )
+    which = np.array([names.index(kind) for kind in kinds])
+    peaks = np.array([device.peak_flops[kind] for kind in kinds])
     m, n, k, seconds = np.array([[row[key] for key in ("m", "n", "k", "seconds")] for row in rows], dtype=float).T
     results = np.array([ELEMENT_NBYTES[row["precision"]] for row in rows])
     low = [LOW_PRECISIONS.get(row["precision"]) for row in rows]

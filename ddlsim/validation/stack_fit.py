@@ -121,17 +121,18 @@ class StackFit:
             value, low, high, before = (factor * x for x in (*ends, getattr(self.base, name)))
             around = f"(95 %: {low:.3g} to {high:.3g}{unit})"
             lines.append(f"{name} {value:.3g}{unit} {around}, {before:.3g}{unit} in {self.base.name}")
+            if name not in FIXED and abs(math.log(value / before)) > 3.0 * FITTED[name]:
+                check = "is the throughput that of all workers together, and are device and precision right?"
+                lines.insert(0, f"warning: {name} is {value / before:.2g} times that of {self.base.name}; {check}")
         lines += [f"{name} as in {self.base.name}: {why}" for name, why in self.left_out.items()]
         if self.alone:
             lines.append(f"compute time without communication from {count(len(self.alone), 'single-worker run')}")
         if not self.runs:
             return "\n".join(lines)
-        low, high = self.stack.spread
-        lines.append(
-            f"mean error {percent(self.error)}; a further run takes {low:.3f} to {high:.3f} times as long (95 %)"
-        )
+        error, (low, high) = percent(self.error), self.stack.spread
+        lines.append(f"mean error {error}; a further run takes {low:.3f} to {high:.3f} times as long (95 %)")
         if self.error > BAD_FIT:
-            lines.insert(0, f"warning: poor fit: mean error {percent(self.error)}; check the runs and the cluster")
+            lines.insert(0, f"warning: poor fit: mean error {error}; check the runs and the cluster")
         rows = [("run", "measured", "predicted", "error")]
         for run, value in zip(self.runs, self.predicted, strict=True):
             what = f"{run.model or 'run'} on {run.workers}, {run.strategy or 'all-reduce'}, batch {run.batch_size}"

@@ -81,6 +81,47 @@ def test_layouts_of_falcon():
         assert model.n_params == vocabulary * dim + layers * per_layer + 2 * dim
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "difference"),
+    [
+        ("llama-3.1-8b", {"num_key_value_heads": None}, 32 * 2 * 24 * 4096 * 128),  # every head has keys and values
+        ("mistral-7b", {"num_key_value_heads": ...}, 0),  # the default of the class, unless it is null
+        ("mistral-7b", {"num_key_value_heads": None}, 32 * 2 * 24 * 4096 * 128),
+        ("gpt2", {"n_positions": ...}, 0),
+        ("qwen3-8b", {"model_type": "qwen3_vl_text"}, 0),
+        ("qwen3-30b-a3b", {"model_type": "qwen3_vl_moe_text"}, 0),
+    ],
+)
+def test_defaults_and_equal_text_models(name: str, changes: dict[str, object], difference: int):
+    """`...` removes a field."""
+    config = {key: value for key, value in (CONFIGS[name]["config"] | changes).items() if value is not ...}
+    assert load_model(json.dumps(config)).n_params - CONFIGS[name]["parameters"] == difference
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("deepseek-v3", {"model_type": "kimi_k2"}, "671,026,404,352 .* 37,552,282,624$"),
+        ("deepseek-v3", {"num_nextn_predict_layers": 1}, "37,552,282,624; num_nextn_predict_layers are not counted$"),
+        ("deepseek-v3", {"first_k_dense_replace": 0}, "The model has 703,"),
+        ("deepseek-v3", {"q_lora_rank": ...}, "the key 'q_lora_rank' is missing"),
+        ("deepseek-v3", {"attention_bias": True}, "attention_bias: True cannot be simulated"),
+        ("deepseek-v2-lite", {"moe_layer_freq": 2}, "moe_layer_freq: 2 cannot be simulated"),
+        ("gpt-oss-20b", {"attention_bias": False}, "attention_bias: False cannot be simulated"),
+        ("llama-4-maverick", {"moe_layers": [*range(1, 48, 2)]}, "The model has 400,711,848,960"),
+        ("llama-4-maverick", {"moe_layers": [1]}, "The model has 33,149,916,160"),
+        ("qwen1.5-moe", {"mlp_only_layers": [0]}, "mlp_only_layers: .0. cannot be simulated"),
+        ("qwen1.5-moe", {"qkv_bias": False}, "qkv_bias: False cannot be simulated"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention: True cannot be simulated"),
+        ("opt-125m", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine: False cannot be"),
+    ],
+)
+def test_variants_are_counted_or_named(name: str, fields: dict[str, object], message: str):
+    config = {key: value for key, value in (CONFIGS[name]["config"] | fields).items() if value is not ...}
+    with pytest.raises(ConfigError, match=message):
+        load_model(json.dumps(config))
+
+
 def test_models_of_text_and_images_name_their_text():
     """Whether the kind is known or not."""
     for kind in ("gemma3", "llama4", "mllama"):
@@ -223,6 +264,17 @@ def test_a_script_of_megatron(tmp_path: Path):
 GPT = "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024"
 
 
+def test_megatron_in_yaml_and_options_for_missing_arguments():
+    lines = [flag.replace(" ", ": ") for flag in f"{GPT} --swiglu true --padded-vocab-size 50304".split(" --")]
+    model = load_model("MODEL_ARGS:\n  " + "\n  --".join([*lines, "qk-layernorm: false\n"]))
+    assert model.layers == load_model(f"{GPT} --swiglu --padded-vocab-size 50304").layers
+    bare = GPT.replace("--seq-length 1024", "--num-experts 8 --moe-layer-freq ([1]*24) --disable-bias-linear --swiglu")
+    args = "--mtp-num-layers 0 --position-embedding-type yarn"
+    small = load_model(f"{bare} {args}+seq=128+vocabulary=256")
+    assert small.input_shape == (128,)
+    assert small.layers == load_model(f"{bare} {args} --seq-length 128 --padded-vocab-size 256").layers
+
+
 def test_arguments_of_megatron():
     model = load_model(f"{GPT} --max-position-embeddings 1024 --vocab-size 50257")
     medium = load_model("gpt2-medium")
@@ -271,7 +323,7 @@ def test_what_megatron_prints_and_saves(dump: str):
         (GPT.replace(" 24", " x"), "--num-layers: 'x': must be an integer"),
         (GPT.replace(" 24", " $DEPTH"), "--num-layers: '.DEPTH': must be an integer .* replace the variable"),
         (f"{GPT.replace('16', '15')} --vocab-size 9", "is not an integer for dim = 1024, heads = 15"),
-        (f"{GPT} --num-layers 12", "--num-layers: has several values, 12 and 24; use one model"),
+        (f"{GPT} --num-layers 12", "--num-layers: has several values, 12 and 24; keep one"),
         (f"{GPT} --vocab-size 9 --multi-latent-attention", "--multi-latent-attention: models with this option cannot"),
         (
             f"{GPT} --vocab-size 9 --position-embedding-type relative",
@@ -284,6 +336,12 @@ def test_what_megatron_prints_and_saves(dump: str):
         ),
         (f"{GPT} --vocab-size 9 --hidden-dropout much", "--hidden-dropout: 'much' is not a number"),
         (f"{GPT} --vocab-size 9 +depth=3", "unknown parameter 'depth'"),
+        (GPT.replace("--seq-length 1024", ""), "--seq-length: is missing; add it, or the option .seq="),
+        (f"{GPT} --vocab-size 9 --ffn-hiden-size 99", "--ffn-hiden-size: is no .*; did you mean --ffn-hidden-size"),
+        (f"{GPT} --vocab-size 9 --mtp-num-layers 1", "--mtp-num-layers: models with this option cannot"),
+        (f"{GPT} --vocab-size 9 --moe-layer-freq ([0]+[1]*23)", "--moe-layer-freq: models with this option cannot"),
+        (f"{GPT} --vocab-size 9 --spec custom.layers get_spec", "--spec: models with this option cannot"),
+        (f"python pretrain_bert.py {GPT} --vocab-size 9", "pretrain_bert.py trains another architecture"),
     ],
 )
 def test_wrong_arguments_are_errors_of_one_line(arguments: str, message: str):

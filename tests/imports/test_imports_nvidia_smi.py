@@ -102,7 +102,7 @@ def test_copies_are_joined_by_their_nics(tmp_path):
     made = read(tmp_path, DGX1, nvlink_bandwidth="25 GB/s", n_hosts=2, nic_bandwidth="100 Gbit/s")
     assert made.host_names == ("node0", "node1")
     assert made.link_kind.count("nic") == 2 * 4
-    with pytest.raises(ConfigError, match="the speed of the NICs is missing; set nic_bandwidth"):
+    with pytest.raises(ConfigError, match="the speed of a NIC is known; set nic_bandwidth"):
         read(tmp_path, DGX1, nvlink_bandwidth="25 GB/s", n_hosts=2)
     with pytest.raises(ConfigError, match="machines can only be connected if the speed of a NIC is known"):
         read(tmp_path, PCIE, n_hosts=2, nic_bandwidth="100 Gbit/s")

@@ -77,7 +77,7 @@ def test_several_machines_have_a_nic_each(tmp_path):
     [
         (TABLES, {}, r"topo\.txt: the speed of XGMI is missing; set xgmi_bandwidth \(--bandwidth\)"),
         (TABLES.replace("XGMI", "PCIE"), {"xgmi_bandwidth": 1e9}, "xgmi_bandwidth has no effect, because there is no"),
-        (TABLES, {"xgmi_bandwidth": 1e9, "n_hosts": 2}, "the file does not list NICs; set nic_bandwidth"),
+        (TABLES, {"xgmi_bandwidth": 1e9, "n_hosts": 2}, "the speed of a NIC is known; set nic_bandwidth"),
         (TABLES, {"xgmi_bandwidth": 1e9, "nic_bandwidth": 1e9}, "has no effect on a single machine"),
         (TABLES.replace("GPU1   XGMI", "GPU1   PCIE"), {}, r":\d+: GPU1 - GPU0 is PCIE, but GPU0 - GPU1 is XGMI"),
         (TABLES.replace("PCIE            PCIE            0", "PCIE            0"), {}, r":\d+: has 3 of 4 entries"),

@@ -140,6 +140,9 @@ def test_imported_timings_survive_the_table_of_measurements(tmp_path, kind):
         ("[ ID] Interval       Transfer     Bandwidth\n", "seems to be iperf without totals, or iperf 2"),
         ("graph [\n  directed 0\n  node [\n    id 0\n  ]\n]\n", "seems to be GML, which has no reader; save it as"),
         ("#bytes     #iterations    BW peak[Gb/sec]\n", "seems to be perftest (ib_write_bw)"),
+        ("# tree\nSwitchName=s0 Nodes=tux[0-5]\n", "seems to be Slurm's topology.conf, which has no reader; write"),
+        ('#\nvendid=0x2c9\nSwitch\t36 "S-0002"\t# "leaf"\n', "seems to be the output of ibnetdiscover"),
+        ('{"schema": "1.0.1", "pid": 5, "nodes": []}', "seems to be an execution trace of PyTorch"),
         ("h:1:1 [0] NCCL INFO Bootstrap : Using eth0\n", "a log of NCCL_DEBUG without results"),
     ],
     ids=[
@@ -155,6 +158,9 @@ def test_imported_timings_survive_the_table_of_measurements(tmp_path, kind):
         "iperf",
         "gml",
         "perftest",
+        "slurm",
+        "ibnetdiscover",
+        "pytorch",
         "nccl-debug",
     ],
 )

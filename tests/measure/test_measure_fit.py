@@ -10,7 +10,7 @@ import pytest
 
 import ddlsim
 from ddlsim.errors import ConfigError
-from ddlsim.measure.fit import device_of, predictions
+from ddlsim.measure.fit import Prediction, comparison, device_of, predictions
 from ddlsim.workload.devices import AttentionRates, Kernels
 from ddlsim.workload.precision import product_type
 from ddlsim.workload.products import ATTENTION_RAMPS, Product, product_time
@@ -25,6 +25,17 @@ def profile(name):
 def errors(measured, device):
     pairs = [each for each in predictions(measured, device) if each.what == "product"]
     return np.array([each.predicted / each.measured - 1.0 for each in pairs])
+
+
+def test_a_device_file_that_does_not_describe_its_measurements_is_a_warning():
+    products = [Prediction("product", "x", 1.0, 1.0 + error) for error in (0.1, -0.2)]
+    step = Prediction("step", "llama, batch 4", 0.5, 0.25)
+    assert comparison([*products, step]) == [
+        "2 products: mean error 15.0%, worst 20%",
+        "llama, batch 4: measured 500 ms, predicted 250 ms (-50%)",
+    ]
+    lines = comparison([*products, Prediction("product", "y", 1.0, 3.0), step])
+    assert lines[1].startswith("warning: the device file does not describe these times; run nothing else")
 
 
 def made(device, sizes=(512, 1024, 2048, 4096, 8192)):

@@ -55,6 +55,12 @@ def test_one_run_gives_one_number_and_a_wide_interval() -> None:
     assert "elementwise as in fsdp-eager" in str(fit)
 
 
+def test_the_throughput_of_one_of_the_workers_is_noticed() -> None:
+    fit = calibrate_stack([run_of("llama-3-8b", 2, factor=1 / 8)], "fsdp-eager")
+    assert str(fit).startswith("warning: gemm is 0.")
+    assert "is the throughput that of all workers together" in str(fit)
+
+
 def test_larger_runs_have_an_interval(tmp_path: Path) -> None:
     fit = calibrate_stack([run_of("llama-3-8b", micro, factor) for micro, factor in ((1, 1.02), (2, 0.98))], TRUTH)
     fit.stack.save(tmp_path / "my-stack.toml")
