@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 MOST_RATIO = 2.0
 #: formatters of the values that differ
 _WORDS = {"device": "on {}", "GPUs": "{:,} GPUs", "precision": "{}", "tokens": "{:,} tokens", "stack": "under {}"}
+#: values of "recomputation"
+_WITH, _WITHOUT = "with full recomputation", "without full recomputation"
 #: unit of figures that are shares of the peak, and unit of the others
 MFU, TOKENS = "MFU", "tokens/s per GPU"
 
@@ -53,9 +55,11 @@ class Comparison(NamedTuple):
         row = self.row
         figure = percent(row.figure) + " MFU" if row.unit == MFU else rate(row.figure, row.unit)
         here = percent(self.simulated) if row.unit == MFU else rate(self.simulated, "").rstrip()
-        differs = ", ".join(_WORDS[name].format(value) for name, value in self.differences.items())
+        differs = ", ".join(_WORDS.get(name, "{}").format(value) for name, value in self.differences.items())
+        differs = differs.replace("GPUs", "chips") if row.device.startswith("tpu") else differs
         if differs:
-            differs = f" {differs}" if next(iter(self.differences)) in ("device", "stack") else f" with {differs}"
+            first = next(iter(self.differences))
+            differs = f" {differs}" if first in ("device", "stack", "recomputation") else f" with {differs}"
         return (
             f"{figure}: {row.model} on {row.gpus:,} {row.device}, {row.precision}, {row.sequence:,} tokens, "
             f"{row.layout} ({row.source}); simulated: {here}{differs}"
@@ -73,6 +77,9 @@ def nearest(result: Result) -> Comparison | None:
         return None
     here: dict[str, Any] = {"device": device.name, "GPUs": result.n_workers, "precision": workload.precision}
     here |= {"tokens": tokens} | ({} if workload.known else {"stack": workload.stack.name})
+    if not workload.known:
+        recompute = getattr(result.experiment.strategy, "recompute", "none")
+        here["recomputation"] = _WITH if recompute in ("full", "early-stop") else _WITHOUT
     best: tuple[float, Comparison] | None = None
     for row in _rows():
         ratio = abs(math.log2(workload.model.n_params / 1e9 / row.parameters))
@@ -80,7 +87,7 @@ def nearest(result: Result) -> Comparison | None:
         if _kind(row.device) != _kind(device.name) or ratio > math.log2(MOST_RATIO) or speed is None:
             continue
         there = {"device": row.device, "GPUs": row.gpus, "precision": row.precision, "tokens": row.sequence}
-        there["stack"] = row.stack
+        there |= {"stack": row.stack, "recomputation": _WITH if ", recomputed" in row.layout else _WITHOUT}
         differs = {name: value for name, value in here.items() if value != there[name]}
         apart = ratio + 0.5 * len(differs.keys() & {"device", "precision", "stack"})
         apart += 0.25 * (abs(math.log2(tokens / row.sequence)) + abs(math.log2(result.n_workers / row.gpus)))

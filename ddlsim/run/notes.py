@@ -65,8 +65,8 @@ def superlinear_causes(result: Result) -> list[str]:
             "every worker updates a shard of the weights, but the baseline's single worker updates all of them, "
             f"{seconds(workloads[0].optimizer)} per step"
         )
-    if strategy.shares_batch and not workloads[0].timed:
-        causes.append("every worker reads and updates only the weights of its part of the layers")
+    elif strategy.shares_batch and not workloads[0].timed:
+        causes.append("every worker updates, and in split layers reads, only its part of the weights")
     if varying := bool(not isinstance(experiment.jitter, NoJitter) or experiment.slowdowns or experiment.faults):
         causes.append("step times are a random sample, and the baseline is their mean; simulate more steps")
     times = np.diff([time for time, _ in result.measured_updates])

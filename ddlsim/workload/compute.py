@@ -429,7 +429,8 @@ def model_flops_utilisation(model: Model, throughput: float, devices: Sequence[D
     """Return the share of their peak FLOP/s that `devices` use at a throughput (samples/s); None if a peak is unknown.
 
     Forward and backward passes count once (3 times the FLOPs of the forward pass), recomputation does not: the model
-    FLOPs utilisation of Chowdhery et al. 2022 (arXiv:2204.02311, appendix B).
+    FLOPs utilisation of Chowdhery et al. 2022 (arXiv:2204.02311, appendix B). Attention is counted in full, also where
+    its kernels skip the half that a causal mask hides, so long sequences may come close to 1.
     """
     peaks = [device.peak_flops.get(base_precision(precision), math.nan) for device in devices]
     share = 3.0 * model.flops * throughput / sum(peaks)

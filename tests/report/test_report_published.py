@@ -66,6 +66,20 @@ def test_differences_read_as_a_sentence():
     assert f"simulated: {result.tokens_per_second / 16:,.0f} on h100, 16 GPUs" in str(result.published)
 
 
+@pytest.mark.parametrize("recompute", ["none", "operators", "full"])
+def test_full_recomputation_is_a_difference(recompute):
+    """MaxText's rows of TPU v5e recompute whole layers, which costs a quarter of their MFU."""
+    result = ddlsim.simulate("tpu-v5e", "llama-3-8b", ddlsim.FSDP(recompute=recompute), workers=64, steps=1)
+    assert ", recomputed" in result.published.row.layout
+    assert result.published.differences.get("recomputation") == (
+        None if recompute == "full" else "without full recomputation"
+    )
+    text = str(result.published)
+    assert ("without full recomputation" in text) == (recompute != "full")
+    assert "64 chips" in text
+    assert "64 GPUs" not in text
+
+
 @pytest.mark.parametrize(
     ("cluster", "model"), [("cloud-25g-16x8-v100", "bert-large"), ("dgx-h100-pod", "resnet50"), ("selene", "gpt2")]
 )

@@ -53,8 +53,15 @@ def test_more_than_linear_is_explained(tmp_path):
     result = simulate(FAST, model(tmp_path, DENSE), ddlsim.Hybrid({"dense1": 1}), 32, device="v100")
     assert result.efficiency > 1.0
     (note,) = [note for note in result.notes if "above 100 %" in note]
-    assert "every worker reads and updates only the weights of its part" in note
+    assert "every worker updates, and in split layers reads, only its part of the weights" in note
     assert "above 100 %" in str(result)
+
+
+def test_sharded_weights_are_not_called_parts_of_layers():
+    """FSDP gathers all weights before they are used: a worker updates a shard and reads everything."""
+    result = simulate(FAST, "vgg16", ddlsim.FSDP(), 64, device="v100", optimizer="adam")
+    notes = [note for note in result.notes if "above 100 %" in note]
+    assert notes and "every worker updates a shard of the weights" in notes[0] and "reads" not in notes[0]
 
 
 def test_sharded_updates_are_explained():

@@ -136,6 +136,16 @@ def test_larger_products_are_more_efficient() -> None:
     assert gemm_efficiency(A100, 128 * 12, 256 * 9, 8192, "bf16") == pytest.approx(0.867, rel=1e-12)
 
 
+@pytest.mark.parametrize("device", ["h100", "b200", "gb200", "b300", "gb300"])
+def test_products_of_one_wave_of_small_tiles(device: str) -> None:
+    """2,048 x 1,024 by 4,096: 128 tiles of 128 x 128 are one wave on 132 or 148 multiprocessors, and half of them take
+    as long. Twice as many are two waves: on Blackwell, 16.9, 12.9 and 28.4 us were measured for 128, 64 and 256 tiles
+    (openxla/xla, matmul_interpolator_data.h, sm_100)."""
+    half, full, double = (product_time(Product(2048, n, 4096), load_device(device), "bf16") for n in (512, 1024, 2048))
+    assert half == full
+    assert double == pytest.approx(2 * full, rel=1e-12)
+
+
 def test_small_layers_take_the_time_of_their_launches() -> None:
     """19 kernels a layer forward: two normalisations, attention (8), two dropouts, two dense layers with bias (4),
     GELU, two sums."""
