@@ -138,7 +138,7 @@ def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms
 #: messages in repeated rounds from which the extension for replays is worth compiling; fewer take less than 0.1 s
 REPLAYED_FROM = 1 << 18
 _LOG_ROUNDS, _LOG_ROOM = 8, 1 << 16  # busy intervals that fit in the log: per channel, and in addition
-_LOG_REPEATS = 1 << 10  # replays that fit in it
+_LOG_REPEATS = 1 << 10  # replayed rounds that fit in it
 _NOT_JOINED = np.array((-1, st.NOT_JOINED, 0, 0, 0), dtype=st.THREAD)
 
 
@@ -254,7 +254,7 @@ class Engine:
         self.logged: list[Logged] = []
         if record:
             log = grown(self.net.log, _LOG_ROUNDS * len(self.net.channels) + _LOG_ROOM)
-            self.net = self.net._replace(log=log, repeats=grown(self.net.repeats, _LOG_REPEATS))
+            self.net = self.net._replace(log=log, repeats=grown(self.net.repeats, _LOG_REPEATS * st.SPANS))
         self._table = Table()
         self._used: dict[str, int] = {}
         self._programs: dict[tuple[int, int, int, bytes], int] = {}
@@ -416,6 +416,7 @@ class Engine:
         used, replays = net.counts[st.LOG_USED], net.counts[st.LOG_REPEATS]
         self.logged.append(Logged(net.log[:used], net.repeats[:replays]))
         net.counts[st.LOG_USED] = net.counts[st.LOG_REPEATS] = 0
+        net.counts[st.N_MOMENTS] = 0  # a round is replayed only if all of it is in the log
         self.net = net._replace(log=np.empty_like(net.log), repeats=np.empty_like(net.repeats))
 
     def _extend(self, name: str, n: int) -> tuple[int, NDArray[Any]]:

@@ -9,8 +9,8 @@ a packet simulation with ever smaller frames (`tests/network/frames_reference.py
 
 A message that meets no other on its route is simulated as a flow, as under max-min sharing, with one planned end that
 is the same to the last bit. When another message shares a link with it, it moves to the queues, which replay its
-progress so far. :mod:`ddlsim.network.replay` and :mod:`ddlsim.network.rounds` therefore repeat rounds of such messages,
-but simulate every round in which a message is queued.
+progress so far. :mod:`ddlsim.network.rounds` therefore replays rounds of such messages, but not rounds in which a
+message is queued.
 
 A connection with a window has at most `UNITS` *units* of the window in flight, besides the one that is arriving: when a
 unit has arrived, the next one enters the first link.
@@ -45,7 +45,6 @@ from ddlsim.network.state import (
     NOW,
     QUEUE_TIME,
     RERATED,
-    ROUND_TRANSFER_MAX,
     SHAPED,
     TRANSPORTED,
     UNITS,
@@ -108,8 +107,7 @@ def join(net: Net, slot):  # type: ignore[no-untyped-def]
     net.joining[net.counts[N_JOINING]] = slot
     net.counts[N_JOINING] += 1
     net.counts[N_QUEUED] += 1
-    net.counts[RERATED] += 1
-    net.reals[ROUND_TRANSFER_MAX] = np.inf  # this round cannot be replayed
+    net.counts[RERATED] += 1  # this round cannot be replayed
 
 
 @inlined

@@ -6,8 +6,6 @@ When a rank in a lane (a *thread*) has completed the sends and receives of its s
 
 from __future__ import annotations
 
-import numpy as np
-
 from ddlsim.compiler import inlined
 from ddlsim.network.calendar import push_timer
 from ddlsim.network.changes import has_changes
@@ -36,8 +34,6 @@ from ddlsim.network.state import (
     NEXT_SLOT,
     NOW,
     RERATED,
-    ROUND_DELIVERY_MAX,
-    ROUND_DELIVERY_MIN,
     STEPPED,
     STEPS_LEFT,
     TRANSPORTED,
@@ -119,8 +115,6 @@ def finished(net: Net, slot):  # type: ignore[no-untyped-def]
         if takes_time or done > now:
             net.slots[slot].state = DELIVERING
             net.counts[N_DELIVERING] += 1
-            net.reals[ROUND_DELIVERY_MIN] = min(net.reals[ROUND_DELIVERY_MIN], done - now)
-            net.reals[ROUND_DELIVERY_MAX] = max(net.reals[ROUND_DELIVERY_MAX], done - now)
             push_timer(net, done, slot)
         else:
             deliver(net, slot)
@@ -164,7 +158,6 @@ def hold(net: Net, slot, place, done):  # type: ignore[no-untyped-def]
     net.slots[slot].state = DELIVERING
     net.counts[N_DELIVERING] += 1
     net.counts[RERATED] += 1  # this round cannot be replayed
-    net.reals[ROUND_DELIVERY_MAX] = np.inf
     net.trains[slot].done = done
     before = -1
     following = net.arrivals[place].held - 1
