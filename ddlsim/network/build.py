@@ -69,7 +69,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         routes=np.zeros(0, dtype=st.ROUTE),
         routed=np.zeros(0, dtype=st.ROUTED),
         frames=np.zeros(0, dtype=st.FRAME),
-        ways=np.zeros(0, dtype=st.WAY),
+        transports=np.zeros(0, dtype=st.TRANSPORT),
         connections=np.zeros(0, dtype=st.CONNECTION),
         line=no_places,
         asked=np.zeros(0),

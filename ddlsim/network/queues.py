@@ -70,8 +70,8 @@ def enter(net: Net, slot):  # type: ignore[no-untyped-def]
     route = net.slots[slot].route
     first = slot << net.counts[HOP_SHIFT]
     n = 0
-    if net.counts[TRANSPORTED] == 1 and net.ways[route].channel >= 0:
-        net.crossings[first].channel = net.ways[route].channel
+    if net.counts[TRANSPORTED] == 1 and net.transports[route].channel >= 0:
+        net.crossings[first].channel = net.transports[route].channel
         n = 1
     for h in range(net.routes[route].first, net.routes[route].last):
         net.crossings[first + n].channel = net.hops[h]
@@ -151,7 +151,7 @@ def inject(net: Net, slot):  # type: ignore[no-untyped-def]
             list_onward(net, entry)
     window = np.inf
     if net.counts[TRANSPORTED] == 1:
-        window = net.ways[net.slots[slot].route].window
+        window = net.transports[net.slots[slot].route].window
     if net.counts[SHAPED] == 1 and net.frames[net.slots[slot].route].header > 0.0:
         frame = net.frames[net.slots[slot].route]
         window += frame.header * np.ceil(window / frame.payload)
@@ -203,7 +203,7 @@ def ordered_connection(net: Net, slot):  # type: ignore[no-untyped-def]
     """Return the connection of a message if that sends messages one after the other, else -1."""
     if net.counts[TRANSPORTED] == 0:
         return -1
-    connection = net.ways[net.slots[slot].route].connection
+    connection = net.transports[net.slots[slot].route].connection
     return connection if connection >= 0 and net.connections[connection].ordered == 1 else -1
 
 

@@ -219,7 +219,7 @@ def meets_bucket(net: Net, slot):  # type: ignore[no-untyped-def]
 @inlined
 def is_awaited(net: Net, slot):  # type: ignore[no-untyped-def]
     """Whether other messages wait for the connection of a message that flows."""
-    connection = net.ways[net.slots[slot].route].connection
+    connection = net.transports[net.slots[slot].route].connection
     return connection >= 0 and net.connections[connection].first >= 0
 
 
@@ -230,11 +230,11 @@ def shrinks(net: Net, slot):  # type: ignore[no-untyped-def]
     (Windows that open delay their messages by timers that do not match a span, so such rounds are not replayed.)
     """
     route = net.slots[slot].route
-    way = net.ways[route]
-    if way.connection < 0:
+    transport = net.transports[route]
+    if transport.connection < 0:
         return False
-    idle = net.reals[NOW] + net.routes[route].latency - net.connections[way.connection].since
-    return 2.0 * idle > way.timeout and net.connections[way.connection].window > way.initial
+    idle = net.reals[NOW] + net.routes[route].latency - net.connections[transport.connection].since
+    return 2.0 * idle > transport.timeout and net.connections[transport.connection].window > transport.initial
 
 
 @inlined
@@ -423,8 +423,8 @@ def book_message(net: Net, slot, done, passed):  # type: ignore[no-untyped-def]
     count(net, DELIVERED, nbytes, done)
     for h in range(net.routes[route].first, net.routes[route].last):
         book_bytes(net, net.hops[h], nbytes * share_of(net, h), done)
-    if net.counts[TRANSPORTED] == 1 and net.ways[route].connection >= 0:
-        net.connections[net.ways[route].connection].since += passed
+    if net.counts[TRANSPORTED] == 1 and net.transports[route].connection >= 0:
+        net.connections[net.transports[route].connection].since += passed
 
 
 @inlined

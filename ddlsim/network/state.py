@@ -165,7 +165,7 @@ FRAME = record(header="f", payload="f")
 #: besides the time to drain a full port; least, single: bytes in flight at least, and after a time-out (least 0: no
 #: losses); burst: largest burst, bytes, if the sender keeps its rate despite losses, else 0; window: bytes in flight at
 #: most, over all connections; connection: -1 if messages are independent; channel: the one that limits its rate, or -1
-WAY = record(
+TRANSPORT = record(
     eager="f",
     round_trip="f",
     full="f",
@@ -309,7 +309,7 @@ class Net(NamedTuple):
     routes: Records  # ROUTE
     routed: Records  # ROUTED, one per route; empty unless SHARED
     frames: Records  # FRAME, one per route; empty unless SHAPED
-    ways: Records  # WAY, one per route; this and the next six are empty unless TRANSPORTED
+    transports: Records  # TRANSPORT, one per route; this and the next six are empty unless TRANSPORTED
     connections: Records  # CONNECTION
     line: Places  # (n_slots,) next message on the same connection, -1: none
     asked: Floats  # (n_slots,) when the rendezvous request of a message reaches its receiver, s
