@@ -10,9 +10,7 @@ from ddlsim.network import state as st
 from ddlsim.network.calendar import EVENT
 from ddlsim.network.state import CHANGE, Array, Floats, Ints, Net, Places, Records, grown
 
-NO_BARRIER = -(1 << 62)
 _AHEAD = 8  # messages of a rank that fit into a socket's buffer
-_SPANS = 64  # rounds with more instants, or more distinct spans between them, are not replayed
 
 
 def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, reduce_time: Floats) -> Net:
@@ -24,7 +22,6 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
     counts[st.HOP_SHIFT] = 1
     counts[st.POOL_USED] = 2 * n
     counts[st.N_LINKED] = n
-    counts[st.ROUND_INSTANTS] = NO_BARRIER
     reals = np.zeros(st.N_REALS)
     reals[st.THRESHOLD] = reals[st.NEXT_CHANGE] = np.inf
     reals[st.NARROWEST] = np.min(capacity, initial=np.inf)
@@ -72,7 +69,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         routes=np.zeros(0, dtype=st.ROUTE),
         routed=np.zeros(0, dtype=st.ROUTED),
         frames=np.zeros(0, dtype=st.FRAME),
-        ways=np.zeros(0, dtype=st.WAY),
+        transports=np.zeros(0, dtype=st.TRANSPORT),
         connections=np.zeros(0, dtype=st.CONNECTION),
         line=no_places,
         asked=np.zeros(0),
@@ -96,8 +93,8 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         foreign=np.zeros(0, dtype=st.OUT),
         log=np.zeros(0, dtype=st.BUSY),
         repeats=np.zeros(0, dtype=st.REPEAT),
-        spans=np.zeros(_SPANS, dtype=st.SPAN),
-        moments=np.zeros(_SPANS),
+        spans=np.zeros(st.SPANS, dtype=st.SPAN),
+        moments=np.zeros(st.SPANS),
         round_busy=np.zeros(n),
         queues=np.zeros(0, dtype=st.QUEUE),
         queue_heap=np.zeros(0, dtype=st.TIMED),

@@ -9,14 +9,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.compiler import entry
-from ddlsim.network.state import BUSY, REPEAT, Floats, Ints, Records
+from ddlsim.compiler import entry, inlined
+from ddlsim.network.state import BUSY, REPEAT, SPANS, Floats, Ints, Records
 
 Flags = npt.NDArray[np.bool_]
 
 
 class Logged(NamedTuple):
-    """A part of the busy log: intervals (BUSY), and which of them are repeated rounds (REPEAT)."""
+    """A part of the busy log: intervals (BUSY), and the spans of rounds that were repeated (REPEAT)."""
 
     rows: Records
     repeats: Records
@@ -114,7 +114,8 @@ class BusyIntervals:
         start, end = np.empty((2, offsets[-1]))
         place = np.where(self._kept, offsets[:-1], -1)
         for rows, repeats in self._all_parts:
-            _write_out(rows, repeats, place, start, end)
+            instants = np.empty((len(rows), 2), dtype=np.int64)
+            _write_out(rows, repeats, place, start, end, np.empty(SPANS), instants)
         if self._others is not None:
             by_time = np.lexsort((start, np.repeat(np.arange(self._n_channels), np.diff(offsets))))
             start, end = start[by_time], end[by_time]
@@ -124,48 +125,67 @@ class BusyIntervals:
 @entry
 def _add_up(rows, repeats, number, seconds):  # type: ignore[no-untyped-def]
     """Add the number of intervals and busy s in a part of the log to the totals per channel."""
-    for i in range(rows.size):
-        row = rows[i]
-        number[row.channel] += 1
-        seconds[row.channel] += row.end - row.start
-        if row.other >= 0:
-            number[row.other] += 1
-            seconds[row.other] += row.end - row.start
-    for k in range(repeats.size):
-        again = repeats[k].times - 1
-        for i in range(repeats[k].first, repeats[k].last):
-            row = rows[i]
-            number[row.channel] += again
-            seconds[row.channel] += again * repeats[k].transfer
-            if row.other >= 0:
-                number[row.other] += again
-                seconds[row.other] += again * repeats[k].transfer
-
-
-@entry
-def _write_out(rows, repeats, place, start, end):  # type: ignore[no-untyped-def]
-    """Write the intervals of a part of the log to the next places of their channels, unless these are negative;
-    repeated rounds by the same floating-point additions as in the kernel."""
     k = 0
     for i in range(rows.size):
         row = rows[i]
         while k < repeats.size and repeats[k].last <= i:
             k += 1
-        repeated = k < repeats.size and repeats[k].first <= i
+        times = 1 + (repeats[k].times if k < repeats.size and repeats[k].first <= i else 0)
         for channel in (row.channel, row.other):
-            if channel < 0 or place[channel] < 0:
-                continue
-            at = place[channel]
-            if repeated:
-                repeat = repeats[k]
-                now = repeat.now
-                for _ in range(repeat.times):
-                    start[at] = (now + repeat.sending) + repeat.latency
-                    end[at] = start[at] + repeat.transfer
-                    now = (end[at] + repeat.receiving) + repeat.reducing
-                    at += 1
-            else:
-                start[at] = row.start
-                end[at] = row.end
-                at += 1
-            place[channel] = at
+            if channel >= 0:
+                number[channel] += times
+                seconds[channel] += times * (row.end - row.start)
+
+
+@inlined
+def _nearest(moments, final, time):  # type: ignore[no-untyped-def]
+    """Return the place of the instant nearest to `time`; rounding separates them in episodes that are replayed."""
+    at = 0
+    while at < final and abs(moments[at + 1] - time) <= abs(moments[at] - time):
+        at += 1
+    return at
+
+
+@entry
+def _write_out(rows, repeats, place, start, end, moments, instants):  # type: ignore[no-untyped-def]
+    """Write the intervals of a part of the log to the next places of their channels, unless these are negative;
+    repeated rounds by the same floating-point additions as in the kernel (:mod:`ddlsim.network.rounds`).
+
+    moments   space for the instants of a round, s
+    instants  (n_rows, 2) space for the places of starts and ends in `moments`
+    """
+    i = k = 0
+    while i < rows.size:
+        n = times = final = 0
+        last = i + 1
+        now = 0.0
+        while k + n < repeats.size and repeats[k + n].first == i:
+            final = max(final, repeats[k + n].effect)
+            n += 1
+        if n > 0:
+            last = repeats[k].last
+            times = repeats[k].times
+            now = repeats[k].begin
+        for number in range(times + 1):
+            moments[0] = now
+            for at in range(1, final + 1):
+                moments[at] = np.inf
+            for span in range(k, k + n):
+                time = (moments[repeats[span].cause] + repeats[span].before) + repeats[span].length
+                moments[repeats[span].effect] = min(moments[repeats[span].effect], time)
+            now = moments[final]
+            for j in range(i, last):
+                row = rows[j]
+                begin, over = row.start, row.end
+                if number == 0:
+                    instants[j, 0] = _nearest(moments, final, begin)
+                    instants[j, 1] = _nearest(moments, final, over)
+                else:
+                    begin, over = moments[instants[j, 0]], moments[instants[j, 1]]
+                for channel in (row.channel, row.other):
+                    if channel >= 0 and place[channel] >= 0:
+                        start[place[channel]] = begin
+                        end[place[channel]] = over
+                        place[channel] += 1
+        i = last
+        k += n

@@ -37,10 +37,10 @@ from ddlsim.network.changes import CAPACITY, REROUTE, Around, Epochs, Fault, cha
 from ddlsim.network.program import Program, compile_schedule, write_frames, write_messages, write_routes, write_steps
 from ddlsim.network.state import Bools, Floats, Ints, Table, grown
 
-#: rows of state.WAY and state.CONNECTION
-Way = tuple[float, float, float, float, float, float, float, float, float, int, int]
+#: rows of state.TRANSPORT and state.CONNECTION
+Transport = tuple[float, float, float, float, float, float, float, float, float, int, int]
 Connection = tuple[float, float, float, int, int, int, int, int, int]
-_BY_ITSELF: Way = (0.0, 0.0, 0.0, math.inf, math.inf, 0.0, 0.0, 0.0, math.inf, -1, -1)
+_BY_ITSELF: Transport = (0.0, 0.0, 0.0, math.inf, math.inf, 0.0, 0.0, 0.0, math.inf, -1, -1)
 
 
 class _Terms(NamedTuple):
@@ -59,7 +59,7 @@ class _Terms(NamedTuple):
     ordered: int
 
 
-class Ways:
+class Transports:
     """The connections of a network: one (or a bundle that acts as one) per pair of nodes and path."""
 
     def __init__(self, n_channels: int, details: LinkDetails) -> None:
@@ -68,29 +68,29 @@ class Ways:
         alike: dict[LinkDetail, int] = {}
         self._kind = [alike.setdefault(details.of(link), len(alike)) for link in range(len(details.transport))]
         self._details = list(alike)
-        self._of: dict[Hashable, Way] = {}
+        self._of: dict[Hashable, Transport] = {}
         self._terms: dict[Hashable, _Terms | None] = {}
         #: rows for new connections, and limits (bytes/s) for new channels, until the engine takes them
         self.connections: list[Connection] = []
         self.limits: list[float] = []
 
-    def of(self, pair: Sequence[int], links: Sequence[int], latency: float, rate: float) -> Way:
+    def of(self, pair: Sequence[int], links: Sequence[int], latency: float, rate: float) -> Transport:
         """Return the transport from one node to another along `links`, with `latency` (s) and bottleneck `rate`
         (bytes/s).
 
         All messages of the same pair and links use the same connection.
         """
         key = (*pair, *links)
-        way = self._of.get(key)
-        if way is None:
+        transport = self._of.get(key)
+        if transport is None:
             kinds = tuple([self._kind[link] for link in links])
             alike = (kinds, latency, rate)
             if alike not in self._terms:
                 self._terms[alike] = _terms([self._details[kind] for kind in kinds], latency, rate)
-            way = self._of[key] = self._new(self._terms[alike])
-        return way
+            transport = self._of[key] = self._new(self._terms[alike])
+        return transport
 
-    def _new(self, terms: _Terms | None) -> Way:
+    def _new(self, terms: _Terms | None) -> Transport:
         if terms is None:
             return _BY_ITSELF
         channel = -1
@@ -138,7 +138,7 @@ def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms
 #: messages in repeated rounds from which the extension for replays is worth compiling; fewer take less than 0.1 s
 REPLAYED_FROM = 1 << 18
 _LOG_ROUNDS, _LOG_ROOM = 8, 1 << 16  # busy intervals that fit in the log: per channel, and in addition
-_LOG_REPEATS = 1 << 10  # replays that fit in it
+_LOG_REPEATS = 1 << 10  # replayed rounds that fit in it
 _NOT_JOINED = np.array((-1, st.NOT_JOINED, 0, 0, 0), dtype=st.THREAD)
 
 
@@ -240,9 +240,9 @@ class Engine:
             self.net = with_shaping(self.net, self._link_channel, interconnect.reverse_link, self._details)
             enable(self.net.counts, "shape")
         self._overhead = details if details is not None and details.overhead.any() else None
-        self._ways = None
+        self._transports = None
         if self._details is not None and self.net.counts[st.TRANSPORTED]:
-            self._ways = Ways(len(self.net.channels), self._details)
+            self._transports = Transports(len(self.net.channels), self._details)
             if self._details.buffer.any():
                 ports = np.flatnonzero(interconnect.is_switch_port)
                 self.net = with_buffers(self.net, self._link_channel[ports], self._details.buffer[ports])
@@ -254,7 +254,7 @@ class Engine:
         self.logged: list[Logged] = []
         if record:
             log = grown(self.net.log, _LOG_ROUNDS * len(self.net.channels) + _LOG_ROOM)
-            self.net = self.net._replace(log=log, repeats=grown(self.net.repeats, _LOG_REPEATS))
+            self.net = self.net._replace(log=log, repeats=grown(self.net.repeats, _LOG_REPEATS * st.SPANS))
         self._table = Table()
         self._used: dict[str, int] = {}
         self._programs: dict[tuple[int, int, int, bytes], int] = {}
@@ -416,6 +416,7 @@ class Engine:
         used, replays = net.counts[st.LOG_USED], net.counts[st.LOG_REPEATS]
         self.logged.append(Logged(net.log[:used], net.repeats[:replays]))
         net.counts[st.LOG_USED] = net.counts[st.LOG_REPEATS] = 0
+        net.counts[st.N_MOMENTS] = 0  # a round is replayed only if all of it is in the log
         self.net = net._replace(log=np.empty_like(net.log), repeats=np.empty_like(net.repeats))
 
     def _extend(self, name: str, n: int) -> tuple[int, NDArray[Any]]:
@@ -461,10 +462,10 @@ class Engine:
         if self._details is not None:
             _, frames = self._extend("frames", len(src))
             write_frames(frames, routes.offsets, routes.links, self._details.frame_header, self._details.frame_payload)
-        if self._ways is not None and known:
-            self._extend("ways", len(src))[1][:] = np.array(_BY_ITSELF, dtype=st.WAY)
-        elif self._ways is not None:
-            self._add_ways(self._ways, np.stack([src, dst], axis=1).tolist(), routes)
+        if self._transports is not None and known:
+            self._extend("transports", len(src))[1][:] = np.array(_BY_ITSELF, dtype=st.TRANSPORT)
+        elif self._transports is not None:
+            self._add_transports(self._transports, np.stack([src, dst], axis=1).tolist(), routes)
         for number, others, changed in self._epochs.later(epoch, src, dst, usual):
             if self.net.counts[st.FIFO]:
                 raise ConfigError(
@@ -489,33 +490,33 @@ class Engine:
         if self._overhead is not None:
             rows["latency"] += route_overhead(self._overhead, routes)
         if longest:
-            self.net = grow_hops(self.net, longest + int(self._ways is not None))
+            self.net = grow_hops(self.net, longest + int(self._transports is not None))
         if latency is not None:
             rows["latency"] = np.where(np.isnan(latency), rows["latency"], latency)
 
-    def _add_ways(self, ways: Ways, pairs: list[list[int]], routes: Routes) -> None:
+    def _add_transports(self, transports: Transports, pairs: list[list[int]], routes: Routes) -> None:
         """Set the connections of routes; add new ones as needed."""
         if self._details is not None and self._details.buffer.any() and (routes.share < 1.0).any():
             raise ConfigError(
                 "buffer: losses at switch ports require single-path routing; remove buffer or routing = 'spray'"
             )
-        _, rows = self._extend("ways", len(pairs))
+        _, rows = self._extend("transports", len(pairs))
         latency = np.bincount(routes.of, routes.share * self._link_latency[routes.links], len(pairs)).tolist()
         narrowest = np.full(len(pairs), np.inf)
         np.minimum.at(narrowest, routes.of, self.net.buckets["free"][self._link_channel[routes.links]] / routes.share)
         rate, links, ends = narrowest.tolist(), routes.links.tolist(), routes.offsets.tolist()
         rows[:] = np.array(
-            [ways.of(pair, links[ends[i] : ends[i + 1]], latency[i], rate[i]) for i, pair in enumerate(pairs)],
-            dtype=st.WAY,
+            [transports.of(pair, links[ends[i] : ends[i + 1]], latency[i], rate[i]) for i, pair in enumerate(pairs)],
+            dtype=st.TRANSPORT,
         )
-        if ways.connections:
-            self._append("connections", np.array(ways.connections, dtype=st.CONNECTION))
-        if ways.limits:
-            self.net = add_channels(self.net, np.array(ways.limits))
+        if transports.connections:
+            self._append("connections", np.array(transports.connections, dtype=st.CONNECTION))
+        if transports.limits:
+            self.net = add_channels(self.net, np.array(transports.limits))
             if self.net.counts[st.LOG_ON]:
                 self.net = self.net._replace(log=grown(self.net.log, 2 * len(self.net.channels) + _LOG_ROOM))
-        ways.connections.clear()
-        ways.limits.clear()
+        transports.connections.clear()
+        transports.limits.clear()
 
     def pair_routes(self, src: list[int], dst: list[int], client: int, latency: bool = True) -> list[int]:
         """Return the numbers of a client's routes between pairs of nodes.
@@ -566,7 +567,7 @@ class Engine:
         self.net = self.net._replace(ready=grown(self.net.ready, len(self.net.threads)))
         if self.net.counts[st.AHEAD] or (shape.stride * shape.reduce).any():  # a repetition can overtake the one before
             self.net = self.net._replace(arrivals=grown(self.net.arrivals, counters + shape.n_messages))
-        if self._ways is not None:
+        if self._transports is not None:
             self.net = self.net._replace(parked=grown(self.net.parked, len(self.net.counters)))
         self.instance_program.append(program)
         return self._append("instances", (0.0, program, threads, counters, counters + shape.n_messages, 0, 0))

@@ -7,10 +7,10 @@ together again, their ranks end after the same times, and the bytes and busy sec
 episode. If anything enters before that, or the traffic of channels is read, the kernel simulates the episode from its
 start to the present instant, and continues from there. An episode that was interrupted once is not replayed again.
 
-The kernel replays rounds *within* a collective (:mod:`ddlsim.network.replay`, :mod:`ddlsim.network.rounds`). That does
-not help between collectives, nor if two concurrent ones have rounds that never end together, as when FSDP scatters
-gradients while it gathers weights. Replayed ends are equal up to the rounding of the clock, not to the last bit: they
-add an offset to the beginning instead of the durations of all rounds.
+The kernel replays rounds *within* a collective (:mod:`ddlsim.network.rounds`). That does not help between collectives,
+nor if two concurrent ones have rounds that never end together, as when FSDP scatters gradients while it gathers
+weights. Replayed ends are equal up to the rounding of the clock, not to the last bit: they add an offset to the
+beginning instead of the durations of all rounds.
 """
 
 from __future__ import annotations
@@ -264,5 +264,5 @@ def _later(log: Logged, seconds: float) -> Logged:
     rows, repeats = log.rows.copy(), log.repeats.copy()
     rows["start"] += seconds
     rows["end"] += seconds
-    repeats["now"] += seconds
+    repeats["begin"] += seconds
     return Logged(rows, repeats)

@@ -16,8 +16,7 @@ from ddlsim.network.changes import apply_next
 from ddlsim.network.extension_calls import ENTER, REPLAY, SERVE, START, WATCH
 from ddlsim.network.intrinsics import attach_at, view_at
 from ddlsim.network.queues import enter, serve, settle
-from ddlsim.network.replay import in_step, replay, start_round
-from ddlsim.network.rounds import observe, replay_spans, watch
+from ddlsim.network.rounds import observe, replay, watch
 from ddlsim.network.shaping import start_shaped
 from ddlsim.network.state import TRANSPORTED
 from ddlsim.network.transport import follows, has_to_wait, next_in_line
@@ -68,11 +67,8 @@ def _entry_points(stamp: int) -> tuple[_Extension, _Extension, _Extension, _Exte
         stamp  # noqa: B018
         net = attach_at(table)
         if what == REPLAY:
-            if in_step(net):  # first, because with logging, busy seconds must be equal to the last bit
-                replay(net, limit)
-            replay_spans(net, limit)
+            replay(net, limit)
         elif what == WATCH:
-            start_round(net)
             watch(net)
         else:
             observe(net)

@@ -105,8 +105,8 @@ def add_flow(net: Net, slot):  # type: ignore[no-untyped-def]
     for h in range(net.routes[route].first, net.routes[route].last):
         add_to_channel(net, net.hops[h], entry, share_of(net, h))
         entry += 1
-    if net.counts[TRANSPORTED] == 1 and net.ways[route].channel >= 0:
-        add_to_channel(net, net.ways[route].channel, entry, 1.0)
+    if net.counts[TRANSPORTED] == 1 and net.transports[route].channel >= 0:
+        add_to_channel(net, net.transports[route].channel, entry, 1.0)
         entry += 1
     net.slots[slot].state = FLOWING
     net.flows[flow].slot = slot

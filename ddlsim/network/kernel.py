@@ -45,7 +45,6 @@ from ddlsim.network.state import (
     N_READY,
     NEXT_CHANGE,
     NOW,
-    ROUND_INSTANTS,
     SAME_INSTANT,
     SHAPED,
     STEPPED,
@@ -73,7 +72,8 @@ def log_is_full(net: Net):  # type: ignore[no-untyped-def]
     """Whether the busy log may lack space for the ends of the next instant and one replay."""
     if net.counts[LOG_ON] == 0:
         return False
-    return net.counts[LOG_USED] + net.channels.size > net.log.size or net.counts[LOG_REPEATS] == net.repeats.size
+    rows = net.counts[LOG_USED] + net.channels.size
+    return rows > net.log.size or net.counts[LOG_REPEATS] + net.spans.size > net.repeats.size
 
 
 @inlined
@@ -172,7 +172,6 @@ def handle_instant(net: Net, now):  # type: ignore[no-untyped-def]
     net.counts[N_EVENTS] += 1
     net.counts[STEPPED] = 0
     net.counts[STEPS_LEFT] = MANY
-    net.counts[ROUND_INSTANTS] += 1
     limit = now + now * SAME_INSTANT
     n_ended = end_flows(net, limit)
     if net.counts[FIFO] == 1:
@@ -203,7 +202,6 @@ def interrupt(net: Net, now):  # type: ignore[no-untyped-def]
     net.reals[NOW] = now
     net.counts[STEPPED] = -MANY
     net.counts[N_MOMENTS] = 0
-    net.counts[ROUND_INSTANTS] = -MANY
 
 
 @inlined

@@ -2,8 +2,8 @@
 
 An *actor* (a worker) executes its operations one after the other, over and over: work, whose duration is multiplied by
 a factor that is drawn per step, exchanges with all servers, messages to its peers. A *server* serves one request at a
-time, in order of arrival. A *way* is the connection from an actor to a server, which sends its answer back on it, or to
-a peer; it carries one message at a time. *Coordinated* servers hold one model: they serve one actor at a time, and
+time, in order of arrival. A *connection* leads from an actor to a server, which sends its answer back on it, or to a
+peer; it carries one message at a time. *Coordinated* servers hold one model: they serve one actor at a time, and
 update the model once they have gathered a given number of contributions.
 
 Events of one instant are handled in the order in which they were scheduled. Messages sent at an instant are handed to
@@ -41,17 +41,17 @@ RESIZE = 19  # as ASK; the actor's work may change
 STEP = 8  # logged: ends a step of the actor; `number` says whether that is an update (below)
 EXCHANGE = 3  # sends to all servers and waits for their answers
 # Operations at coordinated servers
-TRAVEL = 9  # waits until all ways have carried a message, to the servers (`number` 0) or back (1)
-REST = 10  # takes its duration, without a factor
+TRAVEL = 9  # waits until all connections have carried a message, to the servers (`number` 0) or back (1)
+DELAY = 10  # takes its duration, without a factor
 TURN = 11  # waits for exclusive use of the servers
-GATHER, GATHER_NEW = 12, 13  # contributes a gradient (NEW: unless stale); takes its duration if the last one
+CONTRIBUTE, CONTRIBUTE_FRESH = 12, 13  # contributes a gradient (NEW: unless stale); takes its duration if the last one
 UPDATE = 14  # updates the model if `number` contributions are complete; the update counts if 1
 RELEASE = 15  # ends the exclusive use
 MEET = 16  # waits for the update with its contribution (`number` 0), or for the first one after its invitation (1)
 CLOCK = 17  # waits until it is at most `number` contributions ahead of the slowest actor
 TAKE = 18  # takes the current model version; logged; Python is called if `number` is 1
 
-# Operations with one message at a time, on the actor's only way, to a receiver that Python has chosen
+# Operations with one message at a time, on the actor's only connection, to a receiver that Python has chosen
 CHOOSE = 20  # takes the next choice; if it is -1 (none), skips `number` operations
 DISPATCH = 21  # sends to the chosen peer, which answers if `number` is 1
 JOIN = 22  # waits until the last message has arrived, or its answer has
@@ -100,7 +100,7 @@ GATHERED = 18  # contributions to the next update
 MEETING, LAST_MEETING = 20, 33  # list of actors that wait for the next update, -1 if empty
 RESUMED = 21  # list of actors that continue because of an update
 HELD, LAST_HELD = 22, 23  # list of actors that wait for slower ones
-ASKING = 24  # the way on which a peer is about to answer, -1 if none
+ASKING = 24  # the connection on which a peer is about to answer, -1 if none
 N_UPDATES = 25  # number of AGED steps so far
 FAILING = 26  # 1: some actor crashes
 FETCHED = 27  # 1: the batch for the actor PENDING is available
@@ -125,9 +125,9 @@ BLOCK = 64  # factors and choices drawn ahead per actor
 #: end: the chosen peer, -1 if none; target: its node
 CHOICE = record(end="n", target="n", route="n", back_route="n")
 
-# Kinds of events (EVENT.item % N_EVENTS); EVENT.item // N_EVENTS is the number of an actor, way, server or message
+# Kinds of events (EVENT.item % N_EVENTS); EVENT.item // N_EVENTS numbers an actor, connection, server or message
 START, WORK_ENDS, ARRIVES, GRANTED, SERVICE_ENDS, RELEASED, ANSWERED, RETURNED, READ, WAIT_ENDS = range(10)
-UPDATES, END, RESTARTS, GONE, FED, CRASHES, LEAVES = range(10, 17)
+UPDATES, END, RESTARTS, LOST_FOR_GOOD, BATCH_ARRIVES, CRASHES, LEAVES = range(10, 17)
 N_EVENTS = 32
 
 # Status of a contribution (ACTOR.part)
@@ -138,12 +138,12 @@ OP = record(kind="n", number="i", redo="n")
 #: start: when the current operation began, s; factor: of this step; owed: extra work, s; queued: longest time in a
 #: queue of this exchange, s; compute, communication, waiting, input, idle (down), lost (work undone by crashes): total
 #: s; op: current operation; left: messages still awaited, -1 if none; cursor: next factor; posts: rounds of messages
-#: sent; steps: completed; slow: first row in `slow`, -1 if none; first:last: its ways; messages: to and from it in a
-#: round; version: of the model it holds or, for AGED steps, updates when its step began; clock: contributions so far;
-#: part: see above; next: successor in a list; invited: 1 if it continues after the next update; turns: counter of an
-#: AGAIN; drawn: choices taken; begun: when its current gradient began, s; fell: time of its last crash, s; crash: the
-#: current or next one in `crashes`, -1 if it never crashes; down: 1 from a crash until it restarts; machine: its host;
-#: ticket: sequence number of the event that ends its work, -1 if that event is never rescheduled
+#: sent; steps: completed; slow: first row in `slow`, -1 if none; first:last: its connections; messages: to and from it
+#: in a round; version: of the model it holds or, for AGED steps, updates when its step began; clock: contributions so
+#: far; part: see above; next: successor in a list; invited: 1 if it continues after the next update; turns: counter of
+#: an AGAIN; drawn: choices taken; begun: when its current gradient began, s; fell: time of its last crash, s; crash:
+#: the current or next one in `crashes`, -1 if it never crashes; down: 1 from a crash until it restarts; machine: its
+#: host; ticket: sequence number of the event that ends its work, -1 if that event is never rescheduled
 ACTOR = record(
     start="f", factor="f", owed="f", queued="f", compute="f", communication="f", waiting="f", input="f",
     version="i", clock="i", op="n", left="n", cursor="n", posts="n", steps="n", slow="n", first="n", last="n",
@@ -155,7 +155,7 @@ ACTOR = record(
 #: answers; version: of the server's model in its last answer; under_way: 1 while the sender waits for a message; end:
 #: the server or peer; next: successor in the server's queue; stage: of the message in flight, below; lost_: messages,
 #: services and answers that belong to an actor that has crashed since, and are ignored when they complete
-WAY = record(
+CONNECTION = record(
     nbytes="f", back_nbytes="f", arrived="f", begin="f", seconds="f", version="i", actor="n", end="n",
     next="n", under_way="n", route="n", back_route="n", source="n", target="n", stage="n", lost_message="n",
     lost_service="n", lost_answer="n",
@@ -183,7 +183,7 @@ class Tables(NamedTuple):
     ops: Records  # OP
     seconds: Floats  # durations of each actor's operations, s
     actors: Records  # ACTOR
-    ways: Records  # WAY
+    connections: Records  # CONNECTION
     servers: Records  # SERVER
     rounds: Records  # ROUND of all actors, for each of some successive rounds
     factors: Floats  # BLOCK per actor
@@ -193,7 +193,7 @@ class Tables(NamedTuple):
     contention: Records  # CONTENTION per device: of messages between machines, and within one
     crashes: Records  # CRASH
     calendar: Records  # EVENT, a heap
-    sends: Ints  # messages to be sent: 2 * way, + 1 for an answer
+    sends: Ints  # messages to be sent: 2 * connection, + 1 for an answer
     log: Records  # ROW
     pauses: Floats  # (n_pauses, 2) s, during which nothing starts
 
@@ -201,7 +201,7 @@ class Tables(NamedTuple):
 # ---------------------------------------------------------------- operations
 
 
-ON = -1  # the actor continues with its next operation
+CONTINUES = -1  # the actor continues with its next operation
 
 
 @inlined
@@ -329,10 +329,10 @@ def work(t: Tables, actor, op, seconds, now):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def change_in_flight(t: Tables, way, more, now):  # type: ignore[no-untyped-def]
+def change_in_flight(t: Tables, connection, more, now):  # type: ignore[no-untyped-def]
     """Change the number of messages in flight between an actor and its peer by `more`, which affects their speeds."""
-    actor = t.ways[way].actor
-    peer = t.ways[way].end
+    actor = t.connections[connection].actor
+    peer = t.connections[connection].end
     kind = 1 if t.actors[actor].machine == t.actors[peer].machine else 0
     for end in (actor, peer):
         change(
@@ -351,8 +351,8 @@ def restart(t: Tables, actor, now):  # type: ignore[no-untyped-def]
     t.actors[actor].op = t.ops[op].redo if t.ops[op].redo >= 0 else t.counts[FIRST_OP]
     if t.servers.size > 0:
         t.actors[actor].version = t.servers[0].version
-        for way in range(t.actors[actor].first, t.actors[actor].last):
-            t.ways[way].version = t.servers[t.ways[way].end].version
+        for connection in range(t.actors[actor].first, t.actors[actor].last):
+            t.connections[connection].version = t.servers[t.connections[connection].end].version
 
 
 @inlined
@@ -376,73 +376,74 @@ def crash(t: Tables, actor, now):  # type: ignore[no-untyped-def]
     kind = t.ops[t.actors[actor].op].kind
     if after == i or t.actors[actor].left <= 0 or kind not in (EXCHANGE, TRAVEL):
         return
-    for way in range(t.actors[actor].first, t.actors[actor].last):
-        stage = t.ways[way].stage
+    for connection in range(t.actors[actor].first, t.actors[actor].last):
+        stage = t.connections[connection].stage
         if stage in (GOING_THERE, QUEUED, IN_SERVICE):
             t.actors[actor].lost += t.actors[actor].start - t.actors[actor].begun
             t.actors[actor].begun = t.actors[actor].start  # once, even if several are lost
-        t.ways[way].lost_message += stage == GOING_THERE
-        t.ways[way].lost_service += stage == IN_SERVICE
-        t.ways[way].lost_answer += stage == ANSWERING_IT
+        t.connections[connection].lost_message += stage == GOING_THERE
+        t.connections[connection].lost_service += stage == IN_SERVICE
+        t.connections[connection].lost_answer += stage == ANSWERING_IT
         if stage == QUEUED:
-            leave_queue(t, way)
-        t.ways[way].stage = NOWHERE
-        t.ways[way].under_way = 0
+            leave_queue(t, connection)
+        t.connections[connection].stage = NOWHERE
+        t.connections[connection].under_way = 0
     book_communication(t, actor, t.actors[actor].start, now)
     wait_until_back(t, actor, now)
 
 
 @inlined
-def leave_queue(t: Tables, way):  # type: ignore[no-untyped-def]
+def leave_queue(t: Tables, connection):  # type: ignore[no-untyped-def]
     """Remove a request from its server's queue."""
-    server = t.ways[way].end
+    server = t.connections[connection].end
     before = -1
     other = t.servers[server].head
-    while other != way:
+    while other != connection:
         before = other
-        other = t.ways[other].next
+        other = t.connections[other].next
     if before < 0:
-        t.servers[server].head = t.ways[way].next
+        t.servers[server].head = t.connections[connection].next
     else:
-        t.ways[before].next = t.ways[way].next
-    if t.servers[server].tail == way:
+        t.connections[before].next = t.connections[connection].next
+    if t.servers[server].tail == connection:
         t.servers[server].tail = before
 
 
 @inlined
-def is_lost(t: Tables, way, what):  # type: ignore[no-untyped-def]
+def is_lost(t: Tables, connection, what):  # type: ignore[no-untyped-def]
     """Count off an arriving message (or answer) of an actor that has crashed since; return whether it was one."""
-    lost: bool = t.ways[way].lost_message > 0 if what == ARRIVES else t.ways[way].lost_answer > 0
-    if lost and what == ARRIVES:
-        t.ways[way].lost_message -= 1
-    elif lost:
-        t.ways[way].lost_answer -= 1
+    if what == ARRIVES:
+        lost: bool = t.connections[connection].lost_message > 0
+        t.connections[connection].lost_message -= lost
+    else:
+        lost = t.connections[connection].lost_answer > 0
+        t.connections[connection].lost_answer -= lost
     return lost
 
 
 @inlined
 def grant(t: Tables, server, now):  # type: ignore[no-untyped-def]
     """Let a free server take the first request of its queue."""
-    way = t.servers[server].head
-    if way >= 0 and t.servers[server].busy == 0:
-        t.servers[server].head = t.ways[way].next
+    connection = t.servers[server].head
+    if connection >= 0 and t.servers[server].busy == 0:
+        t.servers[server].head = t.connections[connection].next
         t.servers[server].busy = 1
-        t.ways[way].stage = IN_SERVICE
-        schedule_event(t, now, GRANTED, way)
+        t.connections[connection].stage = IN_SERVICE
+        schedule_event(t, now, GRANTED, connection)
 
 
 @inlined
-def request(t: Tables, way, now):  # type: ignore[no-untyped-def]
+def request(t: Tables, connection, now):  # type: ignore[no-untyped-def]
     """Append a request to the queue of its server."""
-    server = t.ways[way].end
-    t.ways[way].arrived = now
-    t.ways[way].stage = QUEUED
-    t.ways[way].next = -1
+    server = t.connections[connection].end
+    t.connections[connection].arrived = now
+    t.connections[connection].stage = QUEUED
+    t.connections[connection].next = -1
     if t.servers[server].head < 0:
-        t.servers[server].head = way
+        t.servers[server].head = connection
     else:
-        t.ways[t.servers[server].tail].next = way
-    t.servers[server].tail = way
+        t.connections[t.servers[server].tail].next = connection
+    t.servers[server].tail = connection
     grant(t, server, now)
 
 
@@ -457,31 +458,31 @@ def append(t: Tables, first, last, actor):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def rest(t: Tables, actor, seconds, now):  # type: ignore[no-untyped-def]
+def delay(t: Tables, actor, seconds, now):  # type: ignore[no-untyped-def]
     if seconds <= 0.0:
-        return ON
+        return CONTINUES
     t.actors[actor].start = now
     schedule_event(t, t.reals[OPENS] + seconds, WAIT_ENDS, actor)
     return GOING
 
 
 @inlined
-def gather(t: Tables, actor, op, now):  # type: ignore[no-untyped-def]
+def contribute(t: Tables, actor, op, now):  # type: ignore[no-untyped-def]
     """Contribute an actor's gradient to the next update; the last contributor waits for the update's duration."""
     staleness = t.servers[0].version - t.actors[actor].version
     t.actors[actor].part = DROPPED
-    if t.ops[op].kind == GATHER_NEW and staleness > 0:
-        return ON
+    if t.ops[op].kind == CONTRIBUTE_FRESH and staleness > 0:
+        return CONTINUES
     row = log_row(t, SERVED, actor, 0, now, now, now)
     t.log[row].staleness = staleness  # type: ignore[attr-defined]  # mypy knows no fields
     t.actors[actor].part = ADDED
     t.counts[GATHERED] += 1
     if t.counts[GATHERED] < t.ops[op].number:
-        return ON
+        return CONTINUES
     t.counts[GATHERED] = 0
     t.actors[actor].part = COMPLETING
     t.actors[actor].start = now
-    return rest(t, actor, t.seconds[actor * t.ops.size + op], now)
+    return delay(t, actor, t.seconds[actor * t.ops.size + op], now)
 
 
 @inlined
@@ -527,54 +528,54 @@ def advance_clock(t: Tables, actor, slack, now):  # type: ignore[no-untyped-def]
 def resume_dependents(t: Tables, actor, now):  # type: ignore[no-untyped-def]
     """Resume the actors that wait for the clock or the answer of an actor that is down for ever."""
     if t.counts[RECEIVER] >= ANSWERING:
-        for way in range(t.ways.size):
-            if t.ways[way].end == actor and t.ways[way].under_way == 1:
-                schedule_event(t, now, RETURNED, way)
+        for connection in range(t.connections.size):
+            if t.connections[connection].end == actor and t.connections[connection].under_way == 1:
+                schedule_event(t, now, RETURNED, connection)
     elif t.counts[HELD] >= 0:
         resume_held(t, now)
 
 
 @inlined
 def run_at_servers(t: Tables, actor, op, now):  # type: ignore[no-untyped-def]
-    """Execute an operation at servers; return GOING if it takes time, else ON or a status for Python."""
+    """Execute an operation at servers; return GOING if it takes time, else CONTINUES or a status for Python."""
     kind = t.ops[op].kind
     number = t.ops[op].number
-    if kind == REST:
-        return rest(t, actor, t.seconds[actor * t.ops.size + op], now)
-    if kind in (GATHER, GATHER_NEW):
-        return gather(t, actor, op, now)
+    if kind == DELAY:
+        return delay(t, actor, t.seconds[actor * t.ops.size + op], now)
+    if kind in (CONTRIBUTE, CONTRIBUTE_FRESH):
+        return contribute(t, actor, op, now)
     if kind == UPDATE:
         if t.actors[actor].part == COMPLETING:
             t.servers[0].version += 1
             row = log_row(t, op, actor, op, t.actors[actor].start, now, now)
             if number == 1 and count_update(t, row, now):
                 return UPDATED
-        return ON
+        return CONTINUES
     if kind == RELEASE:
         if t.actors[actor].part == COMPLETING:
             schedule_event(t, now, UPDATES, 0)
         t.servers[0].busy = 0
         schedule_event(t, now, RELEASED, 0)
-        return ON
+        return CONTINUES
     if kind == TAKE:
         t.actors[actor].version = t.servers[0].version
         if t.counts[RETURNS] == 1:
             log_row(t, op, actor, op, now, now, now)
-        return ASKED if number == 1 else ON
+        return ASKED if number == 1 else CONTINUES
     if kind == CLOCK and advance_clock(t, actor, number, now):
-        return ON
+        return CONTINUES
     if kind == MEET and number == 0 and t.actors[actor].part == DROPPED:
-        return ON
+        return CONTINUES
     t.actors[actor].start = now
     if kind == TRAVEL and number == 1 and t.counts[FAILING] == 1 and is_down(t, actor, now):
         wait_until_back(t, actor, now)
     elif kind in (TRAVEL, EXCHANGE):
         t.actors[actor].queued = 0.0
         t.actors[actor].left = t.actors[actor].last - t.actors[actor].first
-        for way in range(t.actors[actor].first, t.actors[actor].last):
-            t.ways[way].under_way = 1
-            t.ways[way].stage = ANSWERING_IT if number == 1 else GOING_THERE
-            queue_message(t, 2 * way + number)
+        for connection in range(t.actors[actor].first, t.actors[actor].last):
+            t.connections[connection].under_way = 1
+            t.connections[connection].stage = ANSWERING_IT if number == 1 else GOING_THERE
+            queue_message(t, 2 * connection + number)
     elif kind == TURN:
         request(t, t.actors[actor].first, now)
     elif kind == MEET and number == 0:
@@ -594,10 +595,10 @@ def next_op(t: Tables, actor):  # type: ignore[no-untyped-def]
 def run_message(t: Tables, actor, op, now):  # type: ignore[no-untyped-def]
     """Execute CHOOSE, DISPATCH or JOIN; return as :func:`run_at_servers` does."""
     kind = t.ops[op].kind
-    way = t.actors[actor].first
+    connection = t.actors[actor].first
     if kind == JOIN:
-        if t.ways[way].under_way == 0:
-            return ON
+        if t.connections[connection].under_way == 0:
+            return CONTINUES
         t.actors[actor].start = now
         t.actors[actor].left = 1
         return GOING
@@ -608,16 +609,16 @@ def run_message(t: Tables, actor, op, now):  # type: ignore[no-untyped-def]
         t.actors[actor].drawn += 1
     choice = t.choices[actor * BLOCK + t.actors[actor].drawn - 1]
     if kind == DISPATCH:
-        t.ways[way].end = choice.end
-        t.ways[way].target = choice.target
-        t.ways[way].route = choice.route
-        t.ways[way].back_route = choice.back_route
-        t.ways[way].begin = now
-        t.ways[way].under_way = 1
-        queue_message(t, 2 * way)
+        t.connections[connection].end = choice.end
+        t.connections[connection].target = choice.target
+        t.connections[connection].route = choice.route
+        t.connections[connection].back_route = choice.back_route
+        t.connections[connection].begin = now
+        t.connections[connection].under_way = 1
+        queue_message(t, 2 * connection)
     elif choice.end < 0 or (t.counts[FAILING] == 1 and is_down(t, choice.end, now)):
         t.actors[actor].op += t.ops[op].number
-    return ON
+    return CONTINUES
 
 
 @inlined
@@ -653,7 +654,7 @@ def run_operations(t: Tables, actor, now):  # type: ignore[no-untyped-def]
     while True:
         op = t.actors[actor].op
         kind = t.ops[op].kind
-        then = ON
+        then = CONTINUES
         if t.ops[op].redo == op:
             t.actors[actor].begun = now
         if kind in (WORK, OWED):
@@ -680,9 +681,9 @@ def run_operations(t: Tables, actor, now):  # type: ignore[no-untyped-def]
             t.counts[FETCHED] = 0
         elif kind == POST:
             t.actors[actor].posts += 1
-            for way in range(t.actors[actor].first, t.actors[actor].last):
-                t.ways[way].begin = now
-                queue_message(t, 2 * way)
+            for connection in range(t.actors[actor].first, t.actors[actor].last):
+                t.connections[connection].begin = now
+                queue_message(t, 2 * connection)
         elif kind == AWAIT:
             t.actors[actor].start = now
             place: int = round_of(t, actor, t.actors[actor].posts)
@@ -710,7 +711,7 @@ def run_operations(t: Tables, actor, now):  # type: ignore[no-untyped-def]
             elif kind == STEP and step_ends(t, actor, op, row, now):
                 then = UPDATED
         next_op(t, actor)
-        if then != ON:
+        if then != CONTINUES:
             t.counts[PENDING] = actor
             return then
 
@@ -734,41 +735,41 @@ def round_of(t: Tables, actor, number):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def delivered(t: Tables, way, actor, now):  # type: ignore[no-untyped-def]
-    """Count the message that a way has delivered for the actor that has sent or received it."""
-    number = t.actors[t.ways[way].actor].posts
+def delivered(t: Tables, connection, actor, now):  # type: ignore[no-untyped-def]
+    """Count the message that a connection has delivered for the actor that has sent or received it."""
+    number = t.actors[t.connections[connection].actor].posts
     place: int = round_of(t, actor, number)
     t.rounds[place].left -= 1
-    t.rounds[place].ready = max(t.rounds[place].ready, t.ways[way].begin)
+    t.rounds[place].ready = max(t.rounds[place].ready, t.connections[connection].begin)
     if t.actors[actor].left > 0 and number == t.actors[actor].posts:
         count_arrival(t, actor, now)
 
 
 @inlined
-def served(t: Tables, way, now):  # type: ignore[no-untyped-def]
+def served(t: Tables, connection, now):  # type: ignore[no-untyped-def]
     """End a service: send the answer, and free the server."""
-    actor = t.ways[way].actor
-    server = t.ways[way].end
-    if t.ways[way].lost_service > 0:
-        t.ways[way].lost_service = 0
+    actor = t.connections[connection].actor
+    server = t.connections[connection].end
+    if t.connections[connection].lost_service > 0:
+        t.connections[connection].lost_service = 0
         t.servers[server].busy = 0
         schedule_event(t, now, RELEASED, server)
         return
-    t.ways[way].stage = ANSWERING_IT
-    row = log_row(t, SERVED, actor, server, t.ways[way].begin, now, now)
+    t.connections[connection].stage = ANSWERING_IT
+    row = log_row(t, SERVED, actor, server, t.connections[connection].begin, now, now)
     version = t.servers[server].version
-    t.log[row].staleness = version - t.ways[way].version  # type: ignore[attr-defined]  # mypy knows no fields
+    t.log[row].staleness = version - t.connections[connection].version  # type: ignore[attr-defined]  # mypy knows no fields
     t.servers[server].version = version + 1
-    t.ways[way].version = version + 1
-    t.ways[way].under_way = 0
+    t.connections[connection].version = version + 1
+    t.connections[connection].under_way = 0
     whole = True
     for other in range(t.actors[actor].first, t.actors[actor].last):
-        whole = whole and t.ways[other].under_way == 0
+        whole = whole and t.connections[other].under_way == 0
     if whole:
         count_update(t, row, now)
     t.servers[server].busy = 0
     schedule_event(t, now, RELEASED, server)
-    queue_message(t, 2 * way + 1)
+    queue_message(t, 2 * connection + 1)
 
 
 @inlined
@@ -803,29 +804,29 @@ def resume(t: Tables, actor, now):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def handle_arrival(t: Tables, way, what, now):  # type: ignore[no-untyped-def]
+def handle_arrival(t: Tables, connection, what, now):  # type: ignore[no-untyped-def]
     """Handle the arrival of a message at a peer, or of its answer."""
-    actor = t.ways[way].actor
+    actor = t.connections[connection].actor
     if what == ARRIVES:
         if t.counts[RETURNS] == 1:
-            log_row(t, SERVED, actor, t.ways[way].end, now, now, now)
+            log_row(t, SERVED, actor, t.connections[connection].end, now, now, now)
         if t.counts[RECEIVER] == ANSWERING:
-            t.counts[ASKING] = way
+            t.counts[ASKING] = connection
             return
     if t.counts[SPANS] == 1:
-        log_row(t, DELIVERED, actor, t.ways[way].end, t.ways[way].begin, now, now)
-    schedule_event(t, now, RETURNED, way)
+        log_row(t, DELIVERED, actor, t.connections[connection].end, t.connections[connection].begin, now, now)
+    schedule_event(t, now, RETURNED, connection)
 
 
 @inlined
 def answer(t: Tables):  # type: ignore[no-untyped-def]
     """Let a peer answer what has just arrived, which Python has been told of."""
-    way = t.counts[ASKING]
+    connection = t.counts[ASKING]
     t.counts[ASKING] = -1
-    if t.ways[way].seconds > 0.0:
-        schedule_event(t, t.reals[OPENS] + t.ways[way].seconds, SERVICE_ENDS, way)
+    if t.connections[connection].seconds > 0.0:
+        schedule_event(t, t.reals[OPENS] + t.connections[connection].seconds, SERVICE_ENDS, connection)
     else:
-        queue_message(t, 2 * way + 1)
+        queue_message(t, 2 * connection + 1)
 
 
 @inlined
@@ -838,22 +839,22 @@ def handle_event(t: Tables, item, now):  # type: ignore[no-untyped-def]
         return i
     if t.devices.size > 0 and what in (ARRIVES, ANSWERED):
         change_in_flight(t, i, -1, now)
-    if what in (WORK_ENDS, FED):
-        if what == FED:
+    if what in (WORK_ENDS, BATCH_ARRIVES):
+        if what == BATCH_ARRIVES:
             t.actors[i].input += now - t.actors[i].start
         else:
             book_work(t, i, t.actors[i].start, now)
             if t.devices.size > 0:
                 t.devices[i].row = -1
         if t.counts[SPANS] == 1:
-            log_row(t, BROUGHT if what == FED else WORKED, i, t.actors[i].op, t.actors[i].start, now, now)
+            log_row(t, BROUGHT if what == BATCH_ARRIVES else WORKED, i, t.actors[i].op, t.actors[i].start, now, now)
         next_op(t, i)
         return i
     if what in (ARRIVES, ANSWERED) and is_lost(t, i, what):
         return -1
     if what in (ARRIVES, ANSWERED) and receiver == COORDINATED:
-        t.ways[i].stage = NOWHERE
-        count_arrival(t, t.ways[i].actor, now)
+        t.connections[i].stage = NOWHERE
+        count_arrival(t, t.connections[i].actor, now)
     elif what in (ARRIVES, ANSWERED) and receiver >= ANSWERING:
         handle_arrival(t, i, what, now)
     elif what == ARRIVES and t.servers.size > 0:
@@ -861,13 +862,13 @@ def handle_event(t: Tables, item, now):  # type: ignore[no-untyped-def]
     elif what == ARRIVES:
         schedule_event(t, now, READ, i)
     elif what == GRANTED:
-        actor = t.ways[i].actor
+        actor = t.connections[i].actor
         if receiver == COORDINATED:
             return resume(t, actor, now)
         begin = t.reals[OPENS]
-        t.ways[i].begin = now
-        t.actors[actor].queued = max(t.actors[actor].queued, begin - t.ways[i].arrived)
-        seconds = t.servers[t.ways[i].end].seconds
+        t.connections[i].begin = now
+        t.actors[actor].queued = max(t.actors[actor].queued, begin - t.connections[i].arrived)
+        seconds = t.servers[t.connections[i].end].seconds
         if seconds > 0.0 or begin > now:
             schedule_event(t, begin + seconds, SERVICE_ENDS, i)
         else:
@@ -879,22 +880,22 @@ def handle_event(t: Tables, item, now):  # type: ignore[no-untyped-def]
     elif what == RELEASED:
         grant(t, i, now)
     elif what == ANSWERED:
-        t.ways[i].stage = NOWHERE
+        t.connections[i].stage = NOWHERE
         schedule_event(t, now, RETURNED, i)
     elif what == RETURNED:
-        actor = t.ways[i].actor
-        t.ways[i].under_way = 0
+        actor = t.connections[i].actor
+        t.connections[i].under_way = 0
         if t.actors[actor].left > 0 and receiver >= ANSWERING:
             return resume(t, actor, now)
         if t.actors[actor].left > 0:
             count_arrival(t, actor, now)
     elif what == READ:
-        delivered(t, i, t.ways[i].end, now)
-        delivered(t, i, t.ways[i].actor, now)
+        delivered(t, i, t.connections[i].end, now)
+        delivered(t, i, t.connections[i].actor, now)
     elif what == RESTARTS:
         restart(t, i, now)
         return i
-    elif what == GONE:
+    elif what == LOST_FOR_GOOD:
         resume_dependents(t, i, now)
     elif what == CRASHES:
         crash(t, i, now)
@@ -919,17 +920,17 @@ def _entry_point(stamp: int) -> Any:
 
     @entry
     def run_actors(  # type: ignore[no-untyped-def]
-        table: Ints, limit, counts, reals, ops, seconds, actors, ways, servers, rounds, factors, choices,
+        table: Ints, limit, counts, reals, ops, seconds, actors, connections, servers, rounds, factors, choices,
         slow, devices, contention, crashes, calendar, sends, log, pauses,
     ):  # fmt: skip
         """Simulate the actors up to and including `limit` (s), or until Python has to act; return the status."""
         stamp  # noqa: B018
         t = Tables(
-            column(counts), column(reals), column(ops), column(seconds), column(actors), column(ways), column(servers),
-            column(rounds), column(factors), column(choices), column(slow), column(devices),
+            column(counts), column(reals), column(ops), column(seconds), column(actors), column(connections),
+            column(servers), column(rounds), column(factors), column(choices), column(slow), column(devices),
             column(contention), column(crashes), column(calendar), column(sends), column(log), pauses,
         )  # fmt: skip
-        counts, reals, ops, actors, ways = t.counts, t.reals, t.ops, t.actors, t.ways
+        counts, reals, ops, actors, connections = t.counts, t.reals, t.ops, t.actors, t.connections
         devices, calendar, sends, log = t.devices, t.calendar, t.sends, t.log
         net = attach(table)
         while counts[N_WOKEN] > 0:
@@ -961,19 +962,19 @@ def _entry_point(stamp: int) -> Any:
                 after = calendar[0].time if counts[N_CALENDAR] > 0 else np.inf
                 if after > now:
                     for i in range(counts[N_SENDS]):
-                        way = sends[i] >> 1
+                        connection = sends[i] >> 1
                         back = sends[i] & 1
-                        nbytes = ways[way].back_nbytes if back == 1 else ways[way].nbytes
-                        source = ways[way].target if back == 1 else ways[way].source
-                        target = ways[way].source if back == 1 else ways[way].target
-                        route = ways[way].back_route if back == 1 else ways[way].route
-                        handle = counts[FIRST_HANDLE] + counts[N_SENT] * (2 * ways.size + 1) + sends[i]
+                        nbytes = connections[connection].back_nbytes if back == 1 else connections[connection].nbytes
+                        source = connections[connection].target if back == 1 else connections[connection].source
+                        target = connections[connection].source if back == 1 else connections[connection].target
+                        route = connections[connection].back_route if back == 1 else connections[connection].route
+                        handle = counts[FIRST_HANDLE] + counts[N_SENT] * (2 * connections.size + 1) + sends[i]
                         counts[N_SENT] += 1
                         reals[NBYTES], reals[NBYTES + 1] = two_sum(reals[NBYTES], reals[NBYTES + 1], nbytes)
                         call_send(counts[SEND], table, handle, source, target, route, nbytes, now)
                         reals[QUIET] = -np.inf
                         if devices.size > 0:
-                            change_in_flight(t, way, 1, now)
+                            change_in_flight(t, connection, 1, now)
                     n = counts[N_SENDS]
                     counts[N_SENDS] = 0
                     if devices.size > 0 and n > 0:
@@ -991,8 +992,8 @@ def _entry_point(stamp: int) -> Any:
                         time = net.reals[NETWORK_NOW]
                         counts[N_TAKEN] += n
                         for i in range(n):
-                            message = ((-1 - net.out[i].id) & LOCAL) % (2 * ways.size + 1)
-                            if message == 2 * ways.size:
+                            message = ((-1 - net.out[i].id) & LOCAL) % (2 * connections.size + 1)
+                            if message == 2 * connections.size:
                                 net.out[counts[N_ELSEWHERE]].id = net.out[i].id
                                 net.out[counts[N_ELSEWHERE]].rank = net.out[i].rank
                                 counts[N_ELSEWHERE] += 1

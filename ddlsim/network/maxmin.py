@@ -54,8 +54,6 @@ from ddlsim.network.state import (
     NOW,
     RERATED,
     ROUND_NEW,
-    ROUND_TRANSFER_MAX,
-    ROUND_TRANSFER_MIN,
     SHAPED,
     SPLIT,
     SWEEPING,
@@ -135,10 +133,7 @@ def set_rate(net: Net, flow, rate):  # type: ignore[no-untyped-def]
     old = net.flow_rate[flow]
     if old == np.inf:  # just added
         slot = net.flows[flow].slot
-        transfer = (link_bytes(net, slot) if net.counts[SHAPED] == 0 else net.wire[slot]) / rate
-        end = now + transfer
-        net.reals[ROUND_TRANSFER_MIN] = min(net.reals[ROUND_TRANSFER_MIN], transfer)
-        net.reals[ROUND_TRANSFER_MAX] = max(net.reals[ROUND_TRANSFER_MAX], transfer)
+        end = now + (link_bytes(net, slot) if net.counts[SHAPED] == 0 else net.wire[slot]) / rate
     elif abs(rate - old) <= SAME * old:
         return
     else:

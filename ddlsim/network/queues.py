@@ -9,8 +9,8 @@ a packet simulation with ever smaller frames (`tests/network/frames_reference.py
 
 A message that meets no other on its route is simulated as a flow, as under max-min sharing, with one planned end that
 is the same to the last bit. When another message shares a link with it, it moves to the queues, which replay its
-progress so far. :mod:`ddlsim.network.replay` and :mod:`ddlsim.network.rounds` therefore repeat rounds of such messages,
-but simulate every round in which a message is queued.
+progress so far. :mod:`ddlsim.network.rounds` therefore replays rounds of such messages, but not rounds in which a
+message is queued.
 
 A connection with a window has at most `UNITS` *units* of the window in flight, besides the one that is arriving: when a
 unit has arrived, the next one enters the first link.
@@ -45,7 +45,6 @@ from ddlsim.network.state import (
     NOW,
     QUEUE_TIME,
     RERATED,
-    ROUND_TRANSFER_MAX,
     SHAPED,
     TRANSPORTED,
     UNITS,
@@ -71,8 +70,8 @@ def enter(net: Net, slot):  # type: ignore[no-untyped-def]
     route = net.slots[slot].route
     first = slot << net.counts[HOP_SHIFT]
     n = 0
-    if net.counts[TRANSPORTED] == 1 and net.ways[route].channel >= 0:
-        net.crossings[first].channel = net.ways[route].channel
+    if net.counts[TRANSPORTED] == 1 and net.transports[route].channel >= 0:
+        net.crossings[first].channel = net.transports[route].channel
         n = 1
     for h in range(net.routes[route].first, net.routes[route].last):
         net.crossings[first + n].channel = net.hops[h]
@@ -108,8 +107,7 @@ def join(net: Net, slot):  # type: ignore[no-untyped-def]
     net.joining[net.counts[N_JOINING]] = slot
     net.counts[N_JOINING] += 1
     net.counts[N_QUEUED] += 1
-    net.counts[RERATED] += 1
-    net.reals[ROUND_TRANSFER_MAX] = np.inf  # this round cannot be replayed
+    net.counts[RERATED] += 1  # this round cannot be replayed
 
 
 @inlined
@@ -153,7 +151,7 @@ def inject(net: Net, slot):  # type: ignore[no-untyped-def]
             list_onward(net, entry)
     window = np.inf
     if net.counts[TRANSPORTED] == 1:
-        window = net.ways[net.slots[slot].route].window
+        window = net.transports[net.slots[slot].route].window
     if net.counts[SHAPED] == 1 and net.frames[net.slots[slot].route].header > 0.0:
         frame = net.frames[net.slots[slot].route]
         window += frame.header * np.ceil(window / frame.payload)
@@ -205,7 +203,7 @@ def ordered_connection(net: Net, slot):  # type: ignore[no-untyped-def]
     """Return the connection of a message if that sends messages one after the other, else -1."""
     if net.counts[TRANSPORTED] == 0:
         return -1
-    connection = net.ways[net.slots[slot].route].connection
+    connection = net.transports[net.slots[slot].route].connection
     return connection if connection >= 0 and net.connections[connection].ordered == 1 else -1
 
 

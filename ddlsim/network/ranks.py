@@ -6,8 +6,6 @@ When a rank in a lane (a *thread*) has completed the sends and receives of its s
 
 from __future__ import annotations
 
-import numpy as np
-
 from ddlsim.compiler import inlined
 from ddlsim.network.calendar import push_timer
 from ddlsim.network.changes import has_changes
@@ -36,8 +34,6 @@ from ddlsim.network.state import (
     NEXT_SLOT,
     NOW,
     RERATED,
-    ROUND_DELIVERY_MAX,
-    ROUND_DELIVERY_MIN,
     STEPPED,
     STEPS_LEFT,
     TRANSPORTED,
@@ -78,7 +74,7 @@ def issue(net: Net, instance, message, nbytes, route, source, repetition):  # ty
             net.asked[slot] = start + net.routes[route].latency
             net.parked[net.instances[instance].counters + net.messages[message].counter] = slot + 1
             return
-        start += net.ways[route].round_trip
+        start += net.transports[route].round_trip
     push_timer(net, start + net.routes[route].latency, slot)
 
 
@@ -115,12 +111,10 @@ def finished(net: Net, slot):  # type: ignore[no-untyped-def]
         slot = -1
     while slot >= 0:
         if instance >= 0 and (net.counts[AHEAD] > 0 or net.messages[message].stride * net.messages[message].reduce > 0):
-            done = in_turn(net, net.instances[instance].counters + net.messages[message].counter, done)
+            done = in_order(net, net.instances[instance].counters + net.messages[message].counter, done)
         if takes_time or done > now:
             net.slots[slot].state = DELIVERING
             net.counts[N_DELIVERING] += 1
-            net.reals[ROUND_DELIVERY_MIN] = min(net.reals[ROUND_DELIVERY_MIN], done - now)
-            net.reals[ROUND_DELIVERY_MAX] = max(net.reals[ROUND_DELIVERY_MAX], done - now)
             push_timer(net, done, slot)
         else:
             deliver(net, slot)
@@ -139,7 +133,7 @@ def finished(net: Net, slot):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def in_turn(net: Net, place, done):  # type: ignore[no-untyped-def]
+def in_order(net: Net, place, done):  # type: ignore[no-untyped-def]
     """Return when a message that would be done at `done` counts as delivered: not before the previous repetition.
 
     A smaller repetition is reduced sooner and may overtake the previous one. As arrivals are only counted, it would
@@ -164,7 +158,6 @@ def hold(net: Net, slot, place, done):  # type: ignore[no-untyped-def]
     net.slots[slot].state = DELIVERING
     net.counts[N_DELIVERING] += 1
     net.counts[RERATED] += 1  # this round cannot be replayed
-    net.reals[ROUND_DELIVERY_MAX] = np.inf
     net.trains[slot].done = done
     before = -1
     following = net.arrivals[place].held - 1
@@ -203,7 +196,7 @@ def deliver(net: Net, slot):  # type: ignore[no-untyped-def]
     if instance < 0:
         net.counts[LIVE_SINGLE] -= 1
         net.counts[LIVE_SENDS] -= 1
-        show(net, instance, 0)
+        report_completion(net, instance, 0)
         return
     counter = net.instances[instance].counters + net.messages[message].counter
     arrived = net.counters[counter] + 1
@@ -217,7 +210,7 @@ def deliver(net: Net, slot):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def show(net: Net, instance, rank):  # type: ignore[no-untyped-def]
+def report_completion(net: Net, instance, rank):  # type: ignore[no-untyped-def]
     """Report a completion to its client, which may not be the one that now advances time."""
     client = (-1 - instance) >> CLIENT_SHIFT if instance < 0 else net.instances[instance].client
     if client != net.counts[CLIENT]:
@@ -239,7 +232,7 @@ def collect(net: Net):  # type: ignore[no-untyped-def]
     n = net.counts[N_FOREIGN]
     net.counts[N_FOREIGN] = 0
     for i in range(n):
-        show(net, net.foreign[i].id, net.foreign[i].rank)
+        report_completion(net, net.foreign[i].id, net.foreign[i].rank)
 
 
 # ---------------------------------------------------------------- ranks and rounds
@@ -325,7 +318,7 @@ def end_thread(net: Net, instance, thread):  # type: ignore[no-untyped-def]
     net.counters[table.ranks + rank] -= 1
     if net.counters[table.ranks + rank] > 0:
         return
-    show(net, instance, rank)
+    report_completion(net, instance, rank)
     net.instances[instance].ranks_left -= 1
     if net.instances[instance].ranks_left == 0:
         net.counts[N_LIVE] -= 1

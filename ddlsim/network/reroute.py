@@ -34,7 +34,7 @@ from ddlsim.network.state import (
     Net,
 )
 from ddlsim.network.sums import book_bytes, count
-from ddlsim.network.transport import keep, keep_no_more
+from ddlsim.network.transport import release_buffer, reserve_buffer
 
 
 @inlined
@@ -127,16 +127,16 @@ def move(net: Net, flow):  # type: ignore[no-untyped-def]
         channel = net.flow_hops[entry]
         leave(net, channel, entry, done * (net.flow_share[entry] if net.counts[SPLIT] == 1 else 1.0))
         if held > 0.0 and entry > first and channel < net.counts[N_LINKED]:
-            keep_no_more(net, channel, net.held[place + entry - first])
+            release_buffer(net, channel, net.held[place + entry - first])
         entry += 1
     entry = first
     for h in range(net.routes[route].first, net.routes[route].last):
         enter(net, net.hops[h], entry, done, share_of(net, h))
         entry += 1
     if held > 0.0:
-        keep(net, slot, held)
-    if net.counts[TRANSPORTED] == 1 and net.ways[route].channel >= 0:
-        enter(net, net.ways[route].channel, entry, done, 1.0)
+        reserve_buffer(net, slot, held)
+    if net.counts[TRANSPORTED] == 1 and net.transports[route].channel >= 0:
+        enter(net, net.transports[route].channel, entry, done, 1.0)
         entry += 1
     net.flow_hops[entry] = LAST
     net.reals[THRESHOLD] = 0.0  # it may have had no bandwidth, so no rate is certain

@@ -1,12 +1,15 @@
-"""Replay of rounds whose messages start and end at different times, an extension of :mod:`ddlsim.network.replay`.
+"""Replay of repeated rounds, with the same results as event-by-event simulation.
 
 Between two barriers (moments at which every thread of all live collectives enters a step while no flow is active), the
-events are recorded as *spans*: at the instant `cause`, an event was scheduled `length` seconds ahead, and it took place
-at the instant `effect`. A round is replayed by adding the same lengths to the same instants, as long as the events keep
-their order and those of one instant still coincide. This is exact if
+events are recorded as *spans*: at the instant `cause`, an event was scheduled `before` plus `length` seconds ahead, and
+it took place at the instant `effect`. A round is replayed by adding the same seconds to the same instants, as long as
+the events keep their order and those of one instant still coincide. This is exact if
 
-* the messages have constant sizes, and sending or receiving them occupies no processor;
+* the messages have constant sizes, and no message waits for a processor that sends or receives another;
 * no active flow changes its rate, and the bits of its rate do not depend on the order of events.
+
+The busy log contains the intervals of the recorded round once, and its spans, from which :mod:`ddlsim.network.busy`
+computes the intervals of the replayed ones.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ import numpy as np
 from ddlsim.compiler import inlined
 from ddlsim.network.calendar import insert
 from ddlsim.network.flows import book_issue, link_bytes, share_of
-from ddlsim.network.replay import later, repeat_threads, skip_repetitions
 from ddlsim.network.state import (
+    AHEAD,
     DELIVERED,
     DELIVERING,
     FAST_FORWARDED,
@@ -28,6 +31,8 @@ from ddlsim.network.state import (
     LIVE_SINGLE,
     LIVE_THREADS,
     LOG_ON,
+    LOG_REPEATS,
+    LOG_USED,
     N_ACTIVE,
     N_DELIVERING,
     N_FOREIGN,
@@ -43,12 +48,14 @@ from ddlsim.network.state import (
     RERATED,
     ROUND_BEGIN,
     ROUND_DELIVERED,
+    ROUND_LOG,
     ROUND_NEW,
     ROUND_SEQUENCE,
     ROUND_SIZE,
     ROUND_TAIL,
     ROUND_THREADS,
     ROUNDS_CODE,
+    SAME_INSTANT,
     SHAPED,
     SPLIT,
     STEPPED,
@@ -62,6 +69,12 @@ from ddlsim.network.sums import book_bytes, count
 from ddlsim.network.transport import asks
 
 MOST = 64  # flows on a channel that are searched for slower ones
+
+
+@inlined
+def later(time, now):  # type: ignore[no-untyped-def]
+    """Whether `time` counts as a different instant after `now`."""
+    return time > now + now * SAME_INSTANT
 
 
 @inlined
@@ -96,8 +109,10 @@ def is_repeated(net: Net):  # type: ignore[no-untyped-def]
 def watch(net: Net):  # type: ignore[no-untyped-def]
     """Start recording the round that begins at the present barrier."""
     net.counts[N_MOMENTS] = 0
-    if net.counts[LOG_ON] == 1 or net.counts[STEPS_LEFT] == 0 or not is_repeated(net):
+    if net.counts[STEPS_LEFT] == 0 or not is_repeated(net):
         return
+    net.counts[ROUND_THREADS] = net.counts[LIVE_THREADS]
+    net.counts[ROUND_LOG] = net.counts[LOG_USED]
     net.reals[ROUND_BEGIN] = net.reals[NOW]
     net.counts[N_SPANS] = 0
     net.counts[RERATED] = 0
@@ -141,21 +156,21 @@ def record_scheduled(net: Net, at):  # type: ignore[no-untyped-def]
     head = max(net.counts[ROUND_TAIL], net.counts[FIFO_HEAD])
     for i in range(head, net.counts[FIFO_TAIL]):
         if fits:
-            length = waiting_time(net, net.fifo[i & mask].item)
-            span = add_span(net, span, at, length)
-            fits = span >= 0 and net.fifo[i & mask].time == now + length
+            before, length = waiting_time(net, net.fifo[i & mask].item)
+            span = add_span(net, span, at, before, length)
+            fits = span >= 0 and net.fifo[i & mask].time == (now + before) + length
     if net.counts[TIMER_SEQUENCE] != net.counts[ROUND_SEQUENCE]:
         for i in range(net.counts[N_TIMER_HEAP]):
             if fits and net.timers[i].sequence >= net.counts[ROUND_SEQUENCE]:
-                length = waiting_time(net, net.timers[i].item)
-                span = add_span(net, max(span, 0), at, length)
-                fits = span >= 0 and net.timers[i].time == now + length
+                before, length = waiting_time(net, net.timers[i].item)
+                span = add_span(net, max(span, 0), at, before, length)
+                fits = span >= 0 and net.timers[i].time == (now + before) + length
     for flow in range(net.counts[N_ACTIVE] - net.counts[ROUND_NEW], net.counts[N_ACTIVE]):
         if fits:
             slot = net.flows[flow].slot
             nbytes = link_bytes(net, slot) if net.counts[SHAPED] == 0 else net.wire[slot]
             length = nbytes / net.flow_rate[flow]
-            span = add_span(net, max(span, 0), at, length)
+            span = add_span(net, max(span, 0), at, 0.0, length)
             fits = span >= 0 and net.flow_end[flow] == now + length and is_order_independent(net, flow)
             if net.counts[TRANSPORTED] == 1:
                 fits = fits and not is_awaited(net, slot)
@@ -166,16 +181,29 @@ def record_scheduled(net: Net, at):  # type: ignore[no-untyped-def]
 
 @inlined
 def waiting_time(net: Net, slot):  # type: ignore[no-untyped-def]
-    """Return how long a message waits until it flows or, after that, is reduced, in s; NaN if that is not constant."""
+    """Return how long a message waits until it flows, or until it has been received and reduced, in s: the time of the
+    processor, and the rest; NaN if that is not constant."""
     message = net.messages[net.slots[slot].message]
+    route = net.routes[net.slots[slot].route]
     if net.slots[slot].state == WAITING:
-        steady = net.nodes[message.source].send_overhead <= 0.0 and message.stride == 0
+        steady = message.stride == 0
         if net.counts[SHAPED] == 1:
             steady = steady and not (net.counts[TRANSPORTED] == 1 and asks(net, slot)) and not meets_bucket(net, slot)
-        return net.routes[net.slots[slot].route].latency if steady else np.nan
-    if net.slots[slot].state != DELIVERING or net.nodes[message.target].recv_overhead > 0.0:
-        return np.nan
-    return message.reduce * net.nodes[message.target].reduce_time * net.slots[slot].nbytes
+        return sending_time(net, slot), route.latency if steady else np.nan
+    target = net.nodes[message.target]
+    receiving = target.recv_overhead * route.occupies
+    # a processor that receives several messages one after the other might make one of them wait in later rounds
+    steady = receiving <= 0.0 or net.counts[N_DELIVERING] == net.counts[ROUND_SIZE]
+    if net.slots[slot].state != DELIVERING or not steady:
+        return receiving, np.nan
+    return receiving, message.reduce * target.reduce_time * net.slots[slot].nbytes
+
+
+@inlined
+def sending_time(net: Net, slot):  # type: ignore[no-untyped-def]
+    """Return the s for which sending a message occupies the processor."""
+    source = net.messages[net.slots[slot].message].source
+    return net.nodes[source].send_overhead * net.routes[net.slots[slot].route].occupies
 
 
 @inlined
@@ -191,7 +219,7 @@ def meets_bucket(net: Net, slot):  # type: ignore[no-untyped-def]
 @inlined
 def is_awaited(net: Net, slot):  # type: ignore[no-untyped-def]
     """Whether other messages wait for the connection of a message that flows."""
-    connection = net.ways[net.slots[slot].route].connection
+    connection = net.transports[net.slots[slot].route].connection
     return connection >= 0 and net.connections[connection].first >= 0
 
 
@@ -202,11 +230,11 @@ def shrinks(net: Net, slot):  # type: ignore[no-untyped-def]
     (Windows that open delay their messages by timers that do not match a span, so such rounds are not replayed.)
     """
     route = net.slots[slot].route
-    way = net.ways[route]
-    if way.connection < 0:
+    transport = net.transports[route]
+    if transport.connection < 0:
         return False
-    idle = net.reals[NOW] + net.routes[route].latency - net.connections[way.connection].since
-    return 2.0 * idle > way.timeout and net.connections[way.connection].window > way.initial
+    idle = net.reals[NOW] + net.routes[route].latency - net.connections[transport.connection].since
+    return 2.0 * idle > transport.timeout and net.connections[transport.connection].window > transport.initial
 
 
 @inlined
@@ -262,26 +290,33 @@ def is_order_independent(net: Net, flow):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def add_span(net: Net, guess, cause, length):  # type: ignore[no-untyped-def]
+def is_span(net: Net, i, cause, before, length):  # type: ignore[no-untyped-def]
+    span = net.spans[i]
+    return span.cause == cause and span.before == before and span.length == length
+
+
+@inlined
+def add_span(net: Net, guess, cause, before, length):  # type: ignore[no-untyped-def]
     """Return the place of a span, perhaps `guess`; append it if it is new. Return -1 if there is no room."""
     n = net.counts[N_SPANS]
-    if guess < n and net.spans[guess].cause == cause and net.spans[guess].length == length:
+    if guess < n and is_span(net, guess, cause, before, length):
         return guess
     for i in range(n):
-        if net.spans[i].cause == cause and net.spans[i].length == length:
+        if is_span(net, i, cause, before, length):
             return i
     if n == net.spans.size or not length >= 0.0:
         return -1
     net.spans[n].cause = cause
     net.spans[n].effect = -1
+    net.spans[n].before = before
     net.spans[n].length = length
-    net.spans[n].time = net.reals[NOW] + length
+    net.spans[n].time = (net.reals[NOW] + before) + length
     net.counts[N_SPANS] = n + 1
     return n
 
 
 @inlined
-def replay_spans(net: Net, until):  # type: ignore[no-untyped-def]
+def replay(net: Net, until):  # type: ignore[no-untyped-def]
     """Repeat the recorded round that has just ended as often as it is certain to recur."""
     rounds = net.counts[STEPS_LEFT]
     last = net.counts[N_MOMENTS] - 1
@@ -299,7 +334,7 @@ def replay_spans(net: Net, until):  # type: ignore[no-untyped-def]
         for at in range(1, last + 1):
             net.moments[at] = np.inf
         for i in range(net.counts[N_SPANS]):  # in the order of their causes, so that these are known
-            time = net.moments[net.spans[i].cause] + net.spans[i].length
+            time = (net.moments[net.spans[i].cause] + net.spans[i].before) + net.spans[i].length
             net.spans[i].time = time
             net.moments[net.spans[i].effect] = min(net.moments[net.spans[i].effect], time)
         alike = net.moments[last] <= until and (done >= 0 or net.moments[last] == net.reals[NOW])
@@ -313,11 +348,36 @@ def replay_spans(net: Net, until):  # type: ignore[no-untyped-def]
         now = net.moments[last]
         done += 1
     if done > 0:
+        if net.counts[LOG_ON] == 1:
+            log_rounds(net, done)
         passed = now - net.reals[NOW]
         net.reals[ROUND_BEGIN] = begin
         net.reals[NOW] = now
         net.counts[STEPS_LEFT] -= done
         book_rounds(net, done, passed)
+
+
+@inlined
+def log_rounds(net: Net, done):  # type: ignore[no-untyped-def]
+    """Log how often the recorded round is repeated, and its spans."""
+    first = net.counts[ROUND_LOG]
+    n = net.counts[LOG_REPEATS]
+    if n > 0 and net.repeats[n - 1].first == first:  # replayed further
+        for i in range(n - net.counts[N_SPANS], n):
+            net.repeats[i].times += done
+        return
+    if net.counts[LOG_USED] == first:
+        return
+    for i in range(net.counts[N_SPANS]):
+        net.repeats[n + i].begin = net.reals[ROUND_BEGIN]
+        net.repeats[n + i].before = net.spans[i].before
+        net.repeats[n + i].length = net.spans[i].length
+        net.repeats[n + i].cause = net.spans[i].cause
+        net.repeats[n + i].effect = net.spans[i].effect
+        net.repeats[n + i].first = first
+        net.repeats[n + i].last = net.counts[LOG_USED]
+        net.repeats[n + i].times = done
+    net.counts[LOG_REPEATS] = n + net.counts[N_SPANS]
 
 
 @inlined
@@ -330,11 +390,11 @@ def book_rounds(net: Net, done, passed):  # type: ignore[no-untyped-def]
     slot = 0
     for i in range(net.counts[FIFO_HEAD], net.counts[FIFO_TAIL]):
         slot = net.fifo[i & mask].item
-        net.fifo[i & mask].time = now + net.routes[net.slots[slot].route].latency
+        net.fifo[i & mask].time = (now + sending_time(net, slot)) + net.routes[net.slots[slot].route].latency
         book_message(net, slot, done, passed)
     for i in range(net.counts[N_TIMER_HEAP]):  # inserted again, because different times may have become equal
         slot = net.timers[i].item
-        time = now + net.routes[net.slots[slot].route].latency
+        time = (now + sending_time(net, slot)) + net.routes[net.slots[slot].route].latency
         insert(net.timers, i, time, net.timers[i].sequence, slot)
         book_message(net, slot, done, passed)
     for channel in range(net.channels.size):
@@ -356,9 +416,32 @@ def book_message(net: Net, slot, done, passed):  # type: ignore[no-untyped-def]
     skip_repetitions(net, slot, place, done)
     nbytes = net.slots[slot].nbytes
     route = net.slots[slot].route
+    sending = sending_time(net, slot)
+    if sending > 0.0:
+        net.nodes[net.messages[net.slots[slot].message].source].send_free = net.reals[NOW] + sending
     book_issue(net, route, nbytes, done)
     count(net, DELIVERED, nbytes, done)
     for h in range(net.routes[route].first, net.routes[route].last):
         book_bytes(net, net.hops[h], nbytes * share_of(net, h), done)
-    if net.counts[TRANSPORTED] == 1 and net.ways[route].connection >= 0:
-        net.connections[net.ways[route].connection].since += passed
+    if net.counts[TRANSPORTED] == 1 and net.transports[route].connection >= 0:
+        net.connections[net.transports[route].connection].since += passed
+
+
+@inlined
+def skip_repetitions(net: Net, slot, place, done):  # type: ignore[no-untyped-def]
+    """Advance the message in a slot by `done` repetitions; its arrivals are at `place`."""
+    net.slots[slot].repetition += done
+    if net.counts[AHEAD] > 0:
+        net.arrivals[place].known += done
+
+
+@inlined
+def repeat_threads(net: Net, done):  # type: ignore[no-untyped-def]
+    """Advance the threads of all live collectives by `done` repetitions of their steps."""
+    for instance in range(net.instances.size):
+        if net.instances[instance].ranks_left > 0:
+            table = net.instances[instance]
+            program = net.programs[table.program]
+            for thread in range(table.threads, table.threads + program.n_ranks * program.n_lanes):
+                if net.threads[thread].step >= 0:
+                    net.threads[thread].repetition += done

@@ -48,16 +48,16 @@ LIVE_SINGLE = 19  # single messages in flight
 N_DELIVERING = 20  # messages that have arrived but are not received and reduced yet
 LOG_USED = 21  # busy intervals logged
 LOG_ON = 22  # 1: log busy intervals
-REPLAY = 23  # 1: use the shortcuts of ddlsim.network.replay (0 only in tests, which show that they change nothing)
+REPLAY = 23  # 1: replay rounds (0 only in tests, which show that they change nothing)
 STEPPED = 24  # threads that entered a step at this instant
 STEPS_LEFT = 25  # least number of repetitions left to any of these threads; -1 if one is in its first
-ROUND_INSTANTS = 26  # instants since the last barrier; negative if there was none
-ROUND_THREADS = 27  # LIVE_THREADS at the last barrier
+ROUND_LOG = 26  # LOG_USED when the recorded round began
+ROUND_THREADS = 27  # LIVE_THREADS then
 FAST_FORWARDED = 28  # messages replayed without events
 USUALLY_FOUND = 29  # 16 times the flows that a search has found to be filled again, averaged over the last few
 SHAPED = 30  # 1: some link has frames, a token bucket or acknowledgements (ddlsim.network.shaping)
 HEADERS = 31  # 1: some program's messages have headers
-LOG_REPEATS = 32  # replays logged
+LOG_REPEATS = 32  # spans of replayed rounds logged
 TIMER_SEQUENCE = 33  # number of timers that were not set in order of time
 TRANSPORTED = 34  # 1: some link names its transport (ddlsim.network.transport); SHAPED is 1 then, too
 N_LINKED = 35  # number of channels of links; the channels behind them limit connections
@@ -96,24 +96,20 @@ N_COUNTS = 65
 # Places in Net.reals (float64)
 NOW = 0
 THRESHOLD = 1  # rates below this cannot change at this instant
-# (not side by side: LLVM would combine updates of neighbours to one masked store, which the next load must wait for)
-ROUND_TRANSFER_MIN = 2  # shortest time from start to planned end, of the flows since the last barrier, s
-ROUND_TRANSFER_MAX = 4
-ROUND_DELIVERY_MIN = 3  # shortest time from arrival to delivery, of messages since then for which it is not 0, s
-ROUND_DELIVERY_MAX = 5
-ROUND_BEGIN = 7  # when the recorded round began, s
-NEXT_CHANGE = 8  # time of the next scheduled change, s; inf: none
+ROUND_BEGIN = 2  # when the recorded round began, or its last repetition, s
+NEXT_CHANGE = 3  # time of the next scheduled change, s; inf: none
 # Compensated sums (ddlsim.network.sums): the low word is at the next place
-ISSUED = 9  # bytes of all messages issued so far
-ISSUED_HOPS = 11  # sum of the bytes of each message times the channels of its route
-DELIVERED = 13  # bytes of all messages delivered so far
-NARROWEST = 15  # least capacity of all channels, bytes/s; used only if capacities do not change
-QUEUE_TIME = 16  # time of the queue event that is being handled, s
-N_REALS = 17
+ISSUED = 4  # bytes of all messages issued so far
+ISSUED_HOPS = 6  # sum of the bytes of each message times the channels of its route
+DELIVERED = 8  # bytes of all messages delivered so far
+NARROWEST = 10  # least capacity of all channels, bytes/s; used only if capacities do not change
+QUEUE_TIME = 11  # time of the queue event that is being handled, s
+N_REALS = 12
 
 MANY = 1 << 62
 LAST = (1 << 32) - 1  # ends the list of a flow's channels
 UNITS = 32  # that a window consists of (ddlsim.network.queues)
+SPANS = 64  # rounds with more instants, or more distinct spans between them, are not replayed
 MOST_LIMITS = 8  # different limits of flows that are being filled (ddlsim.network.filling)
 BLOCK = 64  # flows that are searched together for those that end
 SAME_INSTANT = 1e-15  # relative; times this close are one instant (rounding of equal sums)
@@ -169,7 +165,7 @@ FRAME = record(header="f", payload="f")
 #: besides the time to drain a full port; least, single: bytes in flight at least, and after a time-out (least 0: no
 #: losses); burst: largest burst, bytes, if the sender keeps its rate despite losses, else 0; window: bytes in flight at
 #: most, over all connections; connection: -1 if messages are independent; channel: the one that limits its rate, or -1
-WAY = record(
+TRANSPORT = record(
     eager="f",
     round_trip="f",
     full="f",
@@ -265,17 +261,15 @@ READY = record(instance="n", thread="n")
 OUT = record(id="i", rank="i", client="i")
 #: a busy interval of a channel, and of another one (-1: of none)
 BUSY = record(start="f", end="f", channel="n", other="n")
-#: rows first:last of the log are one round, executed `times` times from `now` on. Each time, senders are busy, then
-#: follow the latency and the (logged) transfer, then receivers are busy and reduce. All in s
-REPEAT = record(
-    now="f", sending="f", latency="f", transfer="f", receiving="f", reducing="f", times="i", first="i", last="i"
-)
+#: a span (see SPAN) of a round, which began at `begin` (s), is logged in the rows first:last, and was repeated `times`
+#: times
+REPEAT = record(begin="f", before="f", length="f", times="i", first="i", last="i", cause="n", effect="n")
 #: at `time` (s), a channel gets the capacities `free` and, with traffic on its reverse, `loaded` (bytes/s); or a node
 #: is paused until `free`, or resumes; or routes become those of epoch `place` (kinds: ddlsim.network.changes)
 CHANGE = record(time="f", free="f", loaded="f", kind="n", place="n")
-#: an event scheduled at the instant number `cause` of a round, `length` s ahead: it takes place at `time`, at the
-#: instant number `effect` (-1: not yet)
-SPAN = record(length="f", time="f", cause="n", effect="n")
+#: an event scheduled at the instant number `cause` of a round, `before` plus `length` s ahead: it takes place at `time`
+#: (s), at the instant number `effect` (-1: not yet)
+SPAN = record(before="f", length="f", time="f", cause="n", effect="n")
 
 
 class Net(NamedTuple):
@@ -315,7 +309,7 @@ class Net(NamedTuple):
     routes: Records  # ROUTE
     routed: Records  # ROUTED, one per route; empty unless SHARED
     frames: Records  # FRAME, one per route; empty unless SHAPED
-    ways: Records  # WAY, one per route; this and the next six are empty unless TRANSPORTED
+    transports: Records  # TRANSPORT, one per route; this and the next six are empty unless TRANSPORTED
     connections: Records  # CONNECTION
     line: Places  # (n_slots,) next message on the same connection, -1: none
     asked: Floats  # (n_slots,) when the rendezvous request of a message reaches its receiver, s
@@ -338,7 +332,7 @@ class Net(NamedTuple):
     out: Records  # OUT, uncollected completions
     foreign: Records  # OUT, those of other clients; as long as `out`
     log: Records  # BUSY
-    repeats: Records  # REPEAT
+    repeats: Records  # REPEAT, the spans of replayed rounds, one round after the other
     spans: Records  # SPAN
     moments: Floats  # instants of the recorded round, s
     round_busy: Floats  # (n_channels,) busy s of channels at the beginning of the round

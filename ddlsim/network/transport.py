@@ -25,7 +25,7 @@ BURSTS, QUANTUM, PROBE, CYCLE = 3, 1e-3, 1.25, 8.0
 @inlined
 def asks(net: Net, slot):  # type: ignore[no-untyped-def]
     """Whether a message is so large that its sender waits for the receiver's permission (rendezvous)."""
-    eager = net.ways[net.slots[slot].route].eager
+    eager = net.transports[net.slots[slot].route].eager
     return 0.0 < eager < net.slots[slot].nbytes
 
 
@@ -37,7 +37,7 @@ def answer(net: Net, place):  # type: ignore[no-untyped-def]
         return
     net.parked[place] = 0
     asked = max(net.asked[slot], net.reals[NOW])
-    push_timer(net, asked + net.ways[net.slots[slot].route].round_trip, slot)
+    push_timer(net, asked + net.transports[net.slots[slot].route].round_trip, slot)
 
 
 # ---------------------------------------------------------------- connections
@@ -47,7 +47,7 @@ def answer(net: Net, place):  # type: ignore[no-untyped-def]
 def has_to_wait(net: Net, slot):  # type: ignore[no-untyped-def]
     """Whether a message that could start has to wait for others of its connection, its window or a time-out; if so,
     schedule its start, else let it occupy the connection."""
-    connection = net.ways[net.slots[slot].route].connection
+    connection = net.transports[net.slots[slot].route].connection
     if connection < 0:
         return False
     if net.slots[slot].state == CLEARED:
@@ -70,7 +70,7 @@ def has_to_wait(net: Net, slot):  # type: ignore[no-untyped-def]
 @inlined
 def next_in_line(net: Net, slot):  # type: ignore[no-untyped-def]
     """Free the connection of a message that has arrived, and start the next message on it."""
-    connection = net.ways[net.slots[slot].route].connection
+    connection = net.transports[net.slots[slot].route].connection
     if connection < 0:
         return
     empty_ports(net, slot)
@@ -105,7 +105,7 @@ def release(net: Net, slot, connection, time):  # type: ignore[no-untyped-def]
 @inlined
 def follows(net: Net, slot):  # type: ignore[no-untyped-def]
     """Whether the previous message on an ordered connection is still in flight."""
-    connection = net.ways[net.slots[slot].route].connection
+    connection = net.transports[net.slots[slot].route].connection
     if connection < 0:
         return False
     return net.connections[connection].ordered == 1 and net.connections[connection].under_way > 1
@@ -118,18 +118,18 @@ def opening(net: Net, slot, connection):  # type: ignore[no-untyped-def]
     The sender transmits a window of bytes, then pauses until the first of them are acknowledged and the window doubles,
     up to the bandwidth-delay product. The window halves for every time-out for which the connection is idle.
     """
-    way = net.ways[net.slots[slot].route]
+    transport = net.transports[net.slots[slot].route]
     window = net.connections[connection].window
     idle = net.reals[NOW] - net.connections[connection].since
     if net.connections[connection].under_way > 1:
         idle = 0.0
-    while idle > way.timeout and window > way.initial:
-        window = max(0.5 * window, way.initial)
-        idle -= way.timeout
+    while idle > transport.timeout and window > transport.initial:
+        window = max(0.5 * window, transport.initial)
+        idle -= transport.timeout
     left = wire_bytes(net, slot)
     late = 0.0
-    while window < way.full and window < left:
-        late += way.round_trip * (1.0 - window / way.full)
+    while window < transport.full and window < left:
+        late += transport.round_trip * (1.0 - window / transport.full)
         left -= window
         window *= 2.0
     net.connections[connection].window = window
@@ -144,34 +144,35 @@ def times_out(net: Net, slot, connection):  # type: ignore[no-untyped-def]
     """Whether the first window of a message is lost at a port that others fill, so that its sender retransmits it after
     a time-out. If it is not lost, add its window to the buffers of the ports on the route."""
     route = net.slots[slot].route
-    way = net.ways[route]
-    if way.least == 0.0:
+    transport = net.transports[route]
+    if transport.least == 0.0:
         return False
     tries = net.tries[slot]
-    least = min(way.least if tries == 0 else way.single, wire_bytes(net, slot))
+    least = min(transport.least if tries == 0 else transport.single, wire_bytes(net, slot))
     first, fastest = net.routes[route].first, np.inf
     for h in range(first + 1, net.routes[route].last):
         channel = net.hops[h]
         fastest = min(fastest, net.buckets[net.hops[h - 1]].free)
-        window = kept_waiting(net, way, least, fastest, channel)
+        window = window_at_port(net, transport, least, fastest, channel)
         if net.buckets[channel].held == 0.0:
             continue
         is_lost = loses_again(net, slot, channel)
-        if (is_lost or (window > 0.0 and lacks_room(net, way, window, channel, tries))) and is_crowded(net, route, h):
-            wait = min(way.timeout + net.buckets[channel].room / net.buckets[channel].free, MOST_TIMEOUT)
+        is_dropped = is_lost or (window > 0.0 and lacks_room(net, transport, window, channel, tries))
+        if is_dropped and is_crowded(net, route, h):
+            wait = min(transport.timeout + net.buckets[channel].room / net.buckets[channel].free, MOST_TIMEOUT)
             if not is_lost:  # otherwise earlier windows have been acknowledged: no backoff
                 for _ in range(tries):
                     wait = min(2.0 * wait, MOST_TIMEOUT)
             net.tries[slot] = tries + 1
-            net.connections[connection].window = way.single
+            net.connections[connection].window = transport.single
             release(net, slot, connection, net.reals[NOW] + wait + opening(net, slot, connection))
             return True
-    keep(net, slot, least)
+    reserve_buffer(net, slot, least)
     return False
 
 
 @inlined
-def lacks_room(net: Net, way, window, channel, tries):  # type: ignore[no-untyped-def]
+def lacks_room(net: Net, transport, window, channel, tries):  # type: ignore[no-untyped-def]
     """Whether a port has no room for a window that has been lost `tries` times.
 
     A first window is a burst, which is lost as a whole. After a time-out, the sender retransmits one segment. The first
@@ -179,12 +180,12 @@ def lacks_room(net: Net, way, window, channel, tries):  # type: ignore[no-untype
     the share of the windows for which it has no room. It is lost if this many losses in a row are more likely than not.
     """
     bucket = net.buckets[channel]
-    space, total = bucket.room + bucket.free * way.round_trip, bucket.held + window
+    space, total = bucket.room + bucket.free * transport.round_trip, bucket.held + window
     return total > space and (tries < 2 or 2.0 * (1.0 - space / total) ** (tries - 1) > 1.0)
 
 
 @inlined
-def keep(net: Net, slot, least):  # type: ignore[no-untyped-def]
+def reserve_buffer(net: Net, slot, least):  # type: ignore[no-untyped-def]
     """Add the bytes of a message's window of `least` bytes that wait at each port on its route."""
     route = net.slots[slot].route
     place, fastest = slot << net.counts[HOP_SHIFT], np.inf
@@ -193,14 +194,14 @@ def keep(net: Net, slot, least):  # type: ignore[no-untyped-def]
         place += 1
         channel = net.hops[h]
         fastest = min(fastest, net.buckets[net.hops[h - 1]].free)
-        window = kept_waiting(net, net.ways[route], least, fastest, channel)
+        window = window_at_port(net, net.transports[route], least, fastest, channel)
         net.held[place] = window
         net.buckets[channel].held += window
         net.buckets[channel].n_slow += 1 if window == 0.0 else 0
 
 
 @inlined
-def keep_no_more(net: Net, channel, window):  # type: ignore[no-untyped-def]
+def release_buffer(net: Net, channel, window):  # type: ignore[no-untyped-def]
     """A message keeps `window` bytes waiting at a port no more."""
     left, slow = net.buckets[channel].held - window, net.buckets[channel].n_slow - (1 if window == 0.0 else 0)
     is_used = net.channels[channel].used > 0
@@ -209,12 +210,12 @@ def keep_no_more(net: Net, channel, window):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def kept_waiting(net: Net, way, least, fastest, channel):  # type: ignore[no-untyped-def]
+def window_at_port(net: Net, transport, least, fastest, channel):  # type: ignore[no-untyped-def]
     """Return how many bytes of a window of `least` bytes wait at a port if the links before it deliver at most
     `fastest` bytes/s; 0 if a full buffer is empty again before they deliver a segment."""
     bucket = net.buckets[channel]
-    brought = fastest * (way.round_trip + bucket.room / bucket.free)
-    return 0.0 if brought < min(least, way.single) else min(least, brought)
+    brought = fastest * (transport.round_trip + bucket.room / bucket.free)
+    return 0.0 if brought < min(least, transport.single) else min(least, brought)
 
 
 @inlined
@@ -226,20 +227,20 @@ def loses_again(net: Net, slot, channel):  # type: ignore[no-untyped-def]
     PROBE once per cycle of round trips, and continues at the highest rate it has seen. All senders are
     equally likely to lose: after n losses at a port that was never idle in between, the message is sent.
     """
-    way, bucket = net.ways[net.slots[slot].route], net.buckets[channel]
-    if way.burst == 0.0 or bucket.room == np.inf:
+    transport, bucket = net.transports[net.slots[slot].route], net.buckets[channel]
+    if transport.burst == 0.0 or bucket.room == np.inf:
         return False
     n, left = net.channels[channel].used - bucket.n_slow + 1.0, wire_bytes(net, slot)
     waited = net.reals[NOW] - net.channels[channel].since
-    if net.tries[slot] >= n and waited >= n * (way.timeout + bucket.room / bucket.free):
+    if net.tries[slot] >= n and waited >= n * (transport.timeout + bucket.room / bucket.free):
         return False
     trips, lost = 0.0, 0.0
     for gain in (1.0, PROBE):
         rate = gain * bucket.free / n
-        burst = max(2.0 * way.single, min(rate * QUANTUM, way.burst))
-        window = min(BURSTS * burst + 2.0 * rate * way.round_trip, left)
+        burst = max(2.0 * transport.single, min(rate * QUANTUM, transport.burst))
+        window = min(BURSTS * burst + 2.0 * rate * transport.round_trip, left)
         trips = max(trips, left / window)
-        lost = max(1.0 - (bucket.room + bucket.free * way.round_trip) / (n * window), 0.0)
+        lost = max(1.0 - (bucket.room + bucket.free * transport.round_trip) / (n * window), 0.0)
     return trips >= CYCLE and n * (left / window) * lost**BURSTS > np.log(2.0)
 
 
@@ -296,4 +297,4 @@ def empty_ports(net: Net, slot):  # type: ignore[no-untyped-def]
     route = net.slots[slot].route
     for h in range(net.routes[route].first + 1, net.routes[route].last):
         place += 1
-        keep_no_more(net, net.hops[h], net.held[place])
+        release_buffer(net, net.hops[h], net.held[place])

@@ -70,7 +70,7 @@ class Cycles:
                 "first"
             )
         #: gradients per update of the servers, if workers wait for it
-        counts = [op.number for op in ops if op.kind in (ls.GATHER, ls.GATHER_NEW)]
+        counts = [op.number for op in ops if op.kind in (ls.CONTRIBUTE, ls.CONTRIBUTE_FRESH)]
         self._awaited = counts[0] if any(op.kind == ls.MEET for op in ops) else 1
         if servers and self._awaited < max(len(workers), 2):
             self._notes.append(
@@ -144,10 +144,10 @@ class Cycles:
             self._pull(worker)
         elif op.kind == ls.TRAVEL:
             (self._pull if op.number else self._push)(worker)
-        elif op.kind == ls.REST and op.seconds is not None and op.seconds(worker):
+        elif op.kind == ls.DELAY and op.seconds is not None and op.seconds(worker):
             for i in range(len(self.servers)):
                 self._serve(worker, i, op.name, op.seconds(worker))
-        elif op.kind in (ls.GATHER, ls.GATHER_NEW):
+        elif op.kind in (ls.CONTRIBUTE, ls.CONTRIBUTE_FRESH):
             for i, gathered in enumerate(self._gathered):
                 gathered.append(self._serve(worker, i, op.name, 0.0 if op.seconds is None else op.seconds(worker)))
             if 1 < op.number < n:

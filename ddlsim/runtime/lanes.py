@@ -68,17 +68,17 @@ class Lanes:
         self._begun = self._over = False
         self._stale: list[int] = []  # staleness of services that has not been recorded yet
         self.tables = self._tables(peers or [range(max(len(servers), 1))] * len(context.workers), depth, servers)
-        ways = self.tables.ways
-        ways["nbytes"] = ways["back_nbytes"] = nbytes
-        ways["source"] = np.array(context.nodes)[ways["actor"]]
+        connections = self.tables.connections
+        connections["nbytes"] = connections["back_nbytes"] = nbytes
+        connections["source"] = np.array(context.nodes)[connections["actor"]]
         nodes = [node for node, _ in servers] if servers else context.nodes
-        ways["target"] = np.array(nodes)[ways["end"]]
-        network, source, target = context.loop.network, ways["source"].tolist(), ways["target"].tolist()
-        if len(ways) and choose is None:
-            ways["route"] = network.routes(source, target)
-            ways["back_route"] = network.routes(target, source) if servers else 0
-        network.reserve(len(ways))
-        network.stride = 2 * len(ways) + 1
+        connections["target"] = np.array(nodes)[connections["end"]]
+        network, source, target = context.loop.network, connections["source"].tolist(), connections["target"].tolist()
+        if len(connections) and choose is None:
+            connections["route"] = network.routes(source, target)
+            connections["back_route"] = network.routes(target, source) if servers else 0
+        network.reserve(len(connections))
+        network.stride = 2 * len(connections) + 1
         self.tables.actors["op"] = begin
         counts = self.tables.counts
         counts[ls.FIRST_OP] = begin
@@ -97,7 +97,7 @@ class Lanes:
         context.loop.driver = self
 
     def _tables(self, ends: Sequence[Sequence[int]], depth: int, servers: Sequence[tuple[int, float]]) -> ls.Tables:
-        """Return the tables of workers that begin now, each with ways to its `ends`."""
+        """Return the tables of workers that begin now, each with connections to its `ends`."""
         context, workers, ops, start = self.context, self.context.workers, self.ops, self.context.loop.now
         n, sizes = len(workers), [len(each) for each in ends]
         table = np.zeros(len(ops), dtype=ls.OP)
@@ -105,9 +105,9 @@ class Lanes:
         for number, op in enumerate(ops):  # the first operation of the gradient that it belongs to, or -1
             continues = number > 0 and ops[number - 1].redo
             table["redo"][number] = (table["redo"][number - 1] if continues else number) if op.redo else -1
-        ways = np.zeros(sum(sizes), dtype=ls.WAY)
-        ways["actor"], ways["end"] = np.repeat(np.arange(n), sizes), [end for each in ends for end in each]
-        ways["next"] = -1
+        connections = np.zeros(sum(sizes), dtype=ls.CONNECTION)
+        connections["actor"], connections["next"] = np.repeat(np.arange(n), sizes), -1
+        connections["end"] = [end for each in ends for end in each]
         table_of_servers = np.zeros(len(servers), dtype=ls.SERVER)
         table_of_servers["seconds"], table_of_servers["head"] = [seconds for _, seconds in servers], -1
         actors = np.zeros(n, dtype=ls.ACTOR)
@@ -115,7 +115,7 @@ class Lanes:
         actors["cursor"] = actors["drawn"] = ls.BLOCK
         actors["last"] = np.cumsum(sizes)
         actors["first"] = actors["last"] - sizes
-        actors["messages"] = actors["last"] - actors["first"] + np.bincount(ways["end"], minlength=n)[:n]
+        actors["messages"] = actors["last"] - actors["first"] + np.bincount(connections["end"], minlength=n)[:n]
         rounds = np.zeros(n * depth, dtype=ls.ROUND)
         rounds["left"] = np.tile(actors["messages"], depth)
         actors["slow"], slow = slow_rows([[worker] for worker in workers])
@@ -128,8 +128,8 @@ class Lanes:
                 down += [*own, (np.inf, np.inf)]
                 happen.append((own[0][0], ls.CRASHES + ls.N_EVENTS * rank))
                 if own[-1][1] == np.inf:
-                    happen.append((own[-1][0], ls.GONE + ls.N_EVENTS * rank))
-        calendar = np.zeros(2 * (3 * n + 3 * len(ways)) + 16 + len(happen), dtype=EVENT)
+                    happen.append((own[-1][0], ls.LOST_FOR_GOOD + ls.N_EVENTS * rank))
+        calendar = np.zeros(2 * (3 * n + 3 * len(connections)) + 16 + len(happen), dtype=EVENT)
         happen[n:] = sorted(happen[n:])  # a sorted list is a heap
         calendar["time"][: len(happen)], calendar["item"][: len(happen)] = zip(*happen, strict=True)
         calendar["sequence"][: len(happen)] = np.arange(len(happen))
@@ -146,10 +146,11 @@ class Lanes:
         contention["factor"] = factors
         return ls.Tables(
             counts=counts, reals=reals, ops=table, seconds=seconds_of(workers, ops).reshape(-1), actors=actors,
-            ways=ways, servers=table_of_servers, rounds=rounds,
+            connections=connections, servers=table_of_servers, rounds=rounds,
             factors=np.zeros(n * ls.BLOCK), choices=np.zeros(n * ls.BLOCK, dtype=ls.CHOICE),
             slow=np.array(slow, dtype=SLOW), devices=devices, contention=contention,
-            crashes=np.array(down, dtype=ls.CRASH), calendar=calendar, sends=np.zeros(len(ways) + 1, dtype=np.int64),
+            crashes=np.array(down, dtype=ls.CRASH), calendar=calendar,
+            sends=np.zeros(len(connections) + 1, dtype=np.int64),
             log=np.zeros(max(LOG_ROWS, 4 * len(ops)), dtype=ls.ROW), pauses=context.loop.network.pauses,
         )  # fmt: skip
 
@@ -179,7 +180,7 @@ class Lanes:
         if context.waits_for_all or not context.crashes:
             return ()
         context.recorder.down = context.crashes
-        gathered = [op.number for op in self.ops if op.kind in (ls.GATHER, ls.GATHER_NEW)]
+        gathered = [op.number for op in self.ops if op.kind in (ls.CONTRIBUTE, ls.CONTRIBUTE_FRESH)]
         for op in self.ops:
             if op.kind == ls.MEET:
                 context.recorder.needed = gathered[0]
@@ -211,17 +212,17 @@ class Lanes:
         self.set_seconds(worker, "encode", seconds)
         if self.packs:
             first, last = (int(self.tables.actors[name][worker.rank]) for name in ("first", "last"))
-            self.tables.ways["nbytes"][first:last] = sizes
+            self.tables.connections["nbytes"][first:last] = sizes
 
     def set_answers(self, worker: Worker, sizes: Sequence[float], server: int = 0) -> None:
         """Set the sizes in bytes of the next answers to a worker, from `server` on, if the run compresses."""
         if self.packs:
             first = int(self.tables.actors["first"][worker.rank]) + server
-            self.tables.ways["back_nbytes"][first : first + len(sizes)] = sizes
+            self.tables.connections["back_nbytes"][first : first + len(sizes)] = sizes
 
     def set_service(self, worker: Worker, seconds: float) -> None:
         """Set the seconds after which the peer that has received a worker's message answers."""
-        self.tables.ways["seconds"][worker.rank] = seconds
+        self.tables.connections["seconds"][worker.rank] = seconds
 
     def invite(self, ranks: Sequence[int], *, now: bool = False) -> None:
         """Let workers that wait for an invitation continue after the current update or, in order, `now`."""
@@ -321,7 +322,7 @@ class Lanes:
             self.tables.counts[ls.FETCHED] = 1
             return
         self.tables.counts[ls.PENDING] = -1
-        after(batch, lambda _: self._wake(ls.FED + ls.N_EVENTS * worker.rank))
+        after(batch, lambda _: self._wake(ls.BATCH_ARRIVES + ls.N_EVENTS * worker.rank))
 
     def _wake(self, item: int) -> None:
         """Schedule an event of the kernel for the present instant."""
@@ -355,7 +356,7 @@ class Lanes:
         rows = self.tables.log[: int(self.tables.counts[ls.N_LOGGED])]
         self.tables.counts[ls.N_LOGGED] = 0
         if self.context.recorder.keep_spans:
-            self._show(rows)
+            self._keep_spans(rows)
         if self.follows:
             self._follow_rows(rows)
         else:
@@ -427,7 +428,7 @@ class Lanes:
             self.tables.actors["owed"][0] += worker.owed
             worker.owed = 0.0
 
-    def _show(self, rows: Records) -> None:
+    def _keep_spans(self, rows: Records) -> None:
         """Keep the spans in a block of the log."""
         recorder = self.context.recorder
 
@@ -498,7 +499,7 @@ class Op:
 
     kind     (:mod:`ddlsim.network.lanes`)
     name     of work and of waiting, in timelines
-    seconds  of a worker's work, or of a rest; the number of rounds of AGAIN
+    seconds  of a worker's work, or of a delay; the number of rounds of AGAIN
     follow   called when the operation is logged
     waits    description of what a worker waits for, in which {begun} and {ended} are the numbers of its step from 0
              and 1; by default its name

@@ -250,17 +250,16 @@ class UpdateRule:
         """
         servers, self._steps = self.servers, steps
         packs = servers.messages.choice is not None
-        gather = Op(
-            ls.GATHER if self.late else ls.GATHER_NEW, "update", lambda _: servers.apply_time, number=self.count
-        )
+        kind = ls.CONTRIBUTE if self.late else ls.CONTRIBUTE_FRESH
+        contribute = Op(kind, "update", lambda _: servers.apply_time, number=self.count)
         ops = [
             *before,
             Op(ls.ASK if packs else ls.NOTE, follow=self._packed),
             Op(ls.WORK, "encode"),
             Op(ls.TRAVEL, "push"),
             Op(ls.TURN, "the servers' queue"),
-            Op(ls.REST, "decode", lambda _: servers.messages.server_seconds()),
-            gather,
+            Op(ls.DELAY, "decode", lambda _: servers.messages.server_seconds()),
+            contribute,
             Op(ls.UPDATE, follow=self._updated, number=self.counted),
             Op(ls.RELEASE),
             *held,

@@ -25,7 +25,7 @@ DETAILS = {
     # with 50 kB under way, one window fits
     "shallow": {"transport": "tcp-bbr", "warm": True, "buffer": "1 KiB", "connections": 8},
 }
-CLUSTERS = ("switch", "slow reduction", "pods", "two adapters", "tree", *DETAILS)
+CLUSTERS = ("switch", "slow reduction", "overheads", "pods", "two adapters", "tree", *DETAILS)
 
 
 @cache
@@ -42,7 +42,12 @@ def cluster(name):
     made = Cluster.from_graph(graph)
     if name in DETAILS:
         return with_detail(made, **DETAILS[name])
-    return made if name != "slow reduction" else dataclasses.replace(made, reduce_time=np.full(N + 1, 1e-10))
+    changes = {
+        "slow reduction": {"reduce_time": 1e-10},
+        "overheads": {"reduce_time": 1e-10, "send_overhead": 1e-3, "recv_overhead": 5e-4},
+    }
+    values = {field: np.full(N + 1, value) for field, value in changes.get(name, {}).items()}
+    return dataclasses.replace(made, **values)
 
 
 def at(name):
@@ -126,6 +131,7 @@ CASES = {
     "two connections": ("small windows", rings_of([ORDER], [1], [2e-5], [40])),
     "buffers": ("shallow", rings_of([ORDER], [1], [2e-5], [40])),
     "reduction": ("slow reduction", rings_of([ORDER], [1], [2e-5], [40, 40])),
+    "processors": ("overheads", rings_of([ORDER], [1], [2e-5], [40, 40])),
     "channels": ("pods", build("nccl", N, 1e8, where=at("pods"))),
 }
 
@@ -145,6 +151,20 @@ def test_collectives_in_step_are_replayed_together():
         assert same(cluster(name), [ring, rings_of([ORDER[::-1]], [1], [2e-5], [25])], 3.7e7) > 0.5 * ring.n_messages
     halves = [messages(ORDER[i::2], np.roll(ORDER[i::2], -1), 0, reduce=False, repeat=20 + 9 * i) for i in (0, 1)]
     assert same(cluster("switch"), [Schedule(N, 1, ((half,),)) for half in halves], 3.7e7) > 200
+
+
+def test_processors_are_occupied_after_replayed_rounds():
+    """Another message is sent while the processors send those of a round, for 1 ms."""
+    ring = rings_of([ORDER], [1], [1.2e-5], [40])
+    _, seen = story(0, cluster("overheads"), [ring], 3.7e7, [])
+    a_round = seen[-1][0] / 40
+    for elapsed in (-1e-4, 1e-4, 5e-4, 9e-4, 1.1e-3):
+        assert same(cluster("overheads"), [ring], 3.7e7, [20 * a_round + elapsed]) > 0.4 * ring.n_messages
+
+
+def test_messages_that_wait_for_a_processor_are_not_replayed():
+    two_each = rings_of([ORDER, ORDER[::-1]], [1, 1], [2e-5, 2e-5], [40])
+    assert same(cluster("overheads"), [two_each], 3.7e7) == 0
 
 
 @pytest.mark.parametrize("name", ["bursts", "rendezvous"])
