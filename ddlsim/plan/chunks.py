@@ -14,7 +14,6 @@ import numpy as np
 from ddlsim.arguments import Count, Index, checked
 from ddlsim.errors import ConfigError
 from ddlsim.plan.plan import Floats, Ints
-from ddlsim.ties import distinct
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import layer_nbytes
 from ddlsim.workload.model import Concat, Leaf, Model, Node, Residual, Side
@@ -198,7 +197,7 @@ def balanced_cuts(
                factors are ignored: a straggler does not change the cuts
     """
     n_layers = len(workload.forward)
-    allowed = distinct([0, *(range(n_layers) if at is None else at), n_layers]).astype(np.int64)
+    allowed = np.array(sorted({0, *(range(n_layers) if at is None else at), n_layers}), dtype=np.int64)
     pieces, n_chunks = len(allowed) - 1, stages * chunks
     if allowed[-1] > n_layers:
         last = allowed[-1]
