@@ -5,7 +5,6 @@ Constructors take one plain message, because simpy rebuilds the exception of a f
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import reprlib
@@ -135,6 +134,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
     Names with the same prefix have priority over similar spellings: "async" does not suggest "k-async".
     """
+    import difflib
+
     known = list(known)
     current = [new for old, new in RENAMED if old == name and new in known]
     if current:

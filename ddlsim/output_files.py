@@ -12,7 +12,6 @@ import io
 import math
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -126,7 +125,7 @@ def _into(stream: int) -> Iterator[BinaryIO]:
 @contextmanager
 def _replacing(target: Path) -> Iterator[BinaryIO]:
     """Yield a new file in the folder of `target`, which is moved into place at the end, or removed."""
-    partial = target.with_name(f".{target.name[:40]}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+    partial = target.with_name(f".{target.name[:40]}.{os.getpid()}-{os.urandom(4).hex()}.partial")
     handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
         with os.fdopen(handle, "wb") as file:

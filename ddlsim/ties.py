@@ -10,10 +10,20 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 #: relative difference below which simulated numbers always tie
 FLOOR = 1e-9
 
 T = TypeVar("T")
+Number = TypeVar("Number", bound=np.generic)
+
+
+def distinct(values: npt.NDArray[Number], axis: int | None = None) -> npt.NDArray[Number]:
+    """Return the distinct values, or slices along an axis, in ascending order, without importing ``numpy.ma``."""
+    ordered: npt.NDArray[Number] = np.unique(values, return_counts=True, axis=axis)[0]
+    return ordered
 
 
 def tie(a: float, b: float, spread: float = 0.0) -> bool:

@@ -128,11 +128,11 @@ def _guarded(function: T, made: type | None) -> T:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,))
 def settings(kind: type[K]) -> type[K]:
-    """Make a class a checked, frozen dataclass of keyword arguments.
+    """Make a class a checked dataclass of keyword arguments, which type checkers treat as frozen.
 
-    Its instances cannot be compared and have no representation, which would take longer to create than the class.
+    It has no comparison, no representation and no guard against changes, which would take longer to create than it.
     """
-    return checked(dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)(kind))
+    return checked(dataclasses.dataclass(kw_only=True, eq=False, repr=False)(kind))
 
 
 P = ParamSpec("P")

@@ -20,6 +20,7 @@ from ddlsim.cluster.quantity import Quantity, nonnegative
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.printable import shown
 from ddlsim.readable import count, size
+from ddlsim.ties import distinct
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -302,7 +303,7 @@ class Cluster:
     def several_ports(self) -> bool:
         """Whether a node of a GPU machine has several interfaces to the network: its own links, or NIC nodes."""
         src, dst = self.host_of[self.link_src], self.host_of[self.link_dst]
-        hosts = np.unique(self.host_of[self._of_kind("gpu")])
+        hosts = distinct(self.host_of[self._of_kind("gpu")])
         leaves, inside = np.isin(src, hosts) & (src != dst), np.isin(src, hosts) & (src == dst)
         n_inside, n_leaving = (np.bincount(self.link_src[each], minlength=self.n_nodes) for each in (inside, leaves))
         is_card = (n_inside == 1) & (n_leaving > 0)

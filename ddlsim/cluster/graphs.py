@@ -232,32 +232,30 @@ def _node_columns(graph: nx.Graph[Any] | Graph, where: str) -> dict[str, Any]:
 
 
 def _link_columns(graph: nx.Graph[Any] | Graph, index: dict[Hashable, int], where: str) -> dict[str, Any]:
-    ends: list[tuple[int, int, int]] = []
-    rows: list[tuple[EdgeAttributes, LinkDetail]] = []
     channels: dict[Hashable, int] = {}
     checked: dict[Hashable, tuple[EdgeAttributes, LinkDetail]] = {}
     same: dict[int, tuple[EdgeAttributes, LinkDetail]] = {}  # links that share a dict of attributes, by its id
     listed = sorted(_directed_links(graph, where), key=lambda link: index[link[0]])
+    rows: list[tuple[EdgeAttributes, LinkDetail]] = []
+    channel: list[int] = []
     for number, (u, v, key, data) in enumerate(listed):
         row = same.get(id(data))
         if row is None:
             row = same[id(data)] = _once(checked, data, _checked_link, f"{where}: edge {u!r} -> {v!r}")
         pair: Hashable = (frozenset((u, v)), key) if row[0].shared else number
-        ends.append((index[u], index[v], channels.setdefault(pair, len(channels))))
+        channel.append(channels.setdefault(pair, len(channels)))
         rows.append(row)
-    src, dst, channel = (column.copy() for column in np.array(ends, dtype=np.int64).reshape(-1, 3).T)
     if any(edge.shared for edge, _ in checked.values()):
-        _check_shared(channel.tolist(), [edge for edge, _ in rows], listed, where)
-    numbers = {id(row): (row[0].bandwidth, row[0].efficiency, row[0].latency) for row in checked.values()}
-    columns = np.array([numbers[id(row)] for row in rows], dtype=np.float64).reshape(-1, 3).T
+        _check_shared(channel, [edge for edge, _ in rows], listed, where)
+    place = {id(row): i for i, row in enumerate(checked.values())}
+    numbers = [(edge.bandwidth, edge.efficiency, edge.latency) for edge, _ in checked.values()]
+    columns = np.array(numbers, dtype=np.float64).reshape(-1, 3).T[:, [place[id(row)] for row in rows]]
     return {
-        "link_src": src,
-        "link_dst": dst,
-        "link_channel": channel,
+        "link_src": np.array([index[u] for u, *_ in listed], dtype=np.int64),
+        "link_dst": np.array([index[v] for _, v, *_ in listed], dtype=np.int64),
+        "link_channel": np.array(channel, dtype=np.int64),
         "link_kind": tuple(edge.kind or "link" for edge, _ in rows),
-        **dict(
-            zip(("link_bandwidth", "link_efficiency", "link_latency"), (each.copy() for each in columns), strict=True)
-        ),
+        **dict(zip(("link_bandwidth", "link_efficiency", "link_latency"), map(np.copy, columns), strict=True)),
         "details": collected([detail for _, detail in rows]),
     }
 

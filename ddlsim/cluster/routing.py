@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ddlsim.cluster.cluster import Cluster, Floats, Ints, Routes
 from ddlsim.cluster.details import DETAIL_KEYS, LinkDetails
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.ties import distinct
 
 #: Choice among equally short paths: lowest link ids; a hash of (src, dst, node); the digits of the destination; on
 #: grids, one dimension after the other; "fixed": only fixed routes; "spray": all paths, with each node dividing every
@@ -123,7 +124,7 @@ class TableRouter:
         often = np.flatnonzero(self._n_searches[targets] > n_hosts.bit_length())
         which = np.concatenate([number, np.arange(len(targets)), np.repeat(often, n_hosts)])
         machine = np.concatenate([host[self._core[src]], host[targets], np.tile(np.arange(n_hosts), len(often))])
-        which, machine = np.divmod(np.unique((which * n_hosts + machine)[machine >= 0]), n_hosts)
+        which, machine = np.divmod(distinct((which * n_hosts + machine)[machine >= 0]), n_hosts)
         machines = np.searchsorted(which, np.arange(len(targets) + 1)), machine
         new = targets[self._row_of[targets] < 0]
         n_rows = int(self._row_of.max()) + 1
@@ -335,7 +336,7 @@ class Detours:
 
     def routes(self, src: Ints, dst: Ints, usual: Routes) -> Routes:
         """Return the routes src[i] -> dst[i]: the `usual` ones, except for those over links that are down."""
-        blocked = np.unique(usual.of[self._down[usual.links]]).tolist()
+        blocked = distinct(usual.of[self._down[usual.links]]).tolist()
         flows = np.zeros(len(src), dtype=np.int64) if usual.flows is None else usual.flows
         around = {i: self._around(src[i : i + 1], dst[i : i + 1], flows[i : i + 1]) for i in blocked}
         return usual.replaced({i: path for i, path in around.items() if path is not None})

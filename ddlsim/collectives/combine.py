@@ -14,6 +14,7 @@ from ddlsim.arguments import Positive, checked
 from ddlsim.collectives.check import groups_of
 from ddlsim.collectives.schedule import PER_MESSAGE, Floats, Ints, Kind, Ranks, Round, Schedule, Wholes
 from ddlsim.errors import ConfigError
+from ddlsim.ties import distinct
 
 
 @checked
@@ -30,7 +31,7 @@ def on_ranks(schedule: Schedule, ranks: Wholes, n_ranks: Ranks) -> Schedule:
         raise ConfigError(
             f"on_ranks: got {members.size} ranks for a schedule with {schedule.n_ranks}; pass one for each"
         )
-    if len(np.unique(members)) != len(members) or members.min() < 0 or members.max() >= n_ranks:
+    if len(distinct(members)) != len(members) or members.min() < 0 or members.max() >= n_ranks:
         given = members.tolist()
         raise ConfigError(f"on_ranks: ranks = {given}: must be distinct ranks from 0 to {n_ranks - 1}")
     groups = (members,) if schedule.groups is None else tuple(members[g] for g in schedule.groups)
@@ -214,7 +215,7 @@ def _weight(schedule: Schedule) -> Floats:
 def _users(schedule: Schedule) -> Ints:
     """Return the distinct ranks that send, receive or belong to a group."""
     ends = [e for lane in schedule.lanes for r in lane for e in (r.src, r.dst)]
-    return np.unique(np.concatenate([*ends, *groups_of(schedule)]))
+    return distinct(np.concatenate([*ends, *groups_of(schedule)]))
 
 
 def _same_chunks(schedules: Sequence[Schedule], weights: bool = True) -> list[Schedule]:

@@ -30,6 +30,7 @@ from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.cluster.rings import channels, groups_of, members, ring_rate
 from ddlsim.collectives.nccl_tuner import ALGORITHMS, LAPS, SIMPLE_ONLY, Algorithm, Plugin, Protocol, Site, plugins
 from ddlsim.errors import ConfigError
+from ddlsim.ties import distinct
 from ddlsim.units import si
 
 #: GPU generations by prefix of the device name; other devices count as "ampere"
@@ -130,7 +131,7 @@ def _nvlinks(cluster: Cluster) -> npt.NDArray[np.bool_]:
 def _bus_inside(cluster: Cluster, nodes: npt.NDArray[np.int64]) -> tuple[float, float, str]:
     """Like :func:`_buses`, for workers of one machine: the rate of the rings that NCCL's search finds."""
     rings = channels(cluster, tuple(nodes.tolist())).rings
-    links = np.unique(np.concatenate([cluster.routes(nodes[ring], nodes[np.roll(ring, -1)]).links for ring in rings]))
+    links = distinct(np.concatenate([cluster.routes(nodes[ring], nodes[np.roll(ring, -1)]).links for ring in rings]))
     rates = np.minimum(payload_rate(cluster, links), _counted(cluster)[links])
     capacity = np.full(cluster.n_channels, np.inf)
     np.minimum.at(capacity, cluster.link_channel[links], rates)
@@ -209,7 +210,7 @@ def _n_rings(cluster: Cluster, nodes: tuple[int, ...], n_interfaces: int, *, bun
     """Return the number of rings over workers at `nodes` in several machines, each of which uses `n_interfaces` network
     cards. `bundled` means that NCCL treats the interfaces of a GPU as one."""
     n_rings = len(channels(cluster, nodes).rings)
-    alone = len(np.unique(cluster.host_of[list(nodes)])) == len(nodes)
+    alone = len(distinct(cluster.host_of[list(nodes)])) == len(nodes)
     return max(n_rings, n_interfaces) if not bundled and (n_rings > 1 or alone) else n_rings
 
 
@@ -226,7 +227,7 @@ def _interfaces(cluster: Cluster, nodes: tuple[int, ...]) -> tuple[float, int, f
     owner = np.repeat(machine, np.diff(routes.offsets))
     source, target = (cluster.host_of[ends[routes.links]] for ends in (cluster.link_src, cluster.link_dst))
     leaving = (source == hosts[owner]) & (target != hosts[owner])
-    pairs = np.divmod(np.unique(owner[leaving] * cluster.n_links + routes.links[leaving]), cluster.n_links)
+    pairs = np.divmod(distinct(owner[leaving] * cluster.n_links + routes.links[leaving]), cluster.n_links)
     weights = (payload_rate(cluster, pairs[1]), None, cluster.link_bandwidth[pairs[1]])
     rates, numbers, nominal = (np.bincount(pairs[0], each, len(hosts)) for each in weights)
     return float(rates.min()), int(numbers.min()), float(nominal.min())
@@ -274,7 +275,7 @@ def _switches_reduce(cluster: Cluster, at: npt.NDArray[np.int64]) -> bool:
     """Whether every switch on the routes between corresponding GPUs of different machines can reduce."""
     if cluster.switch_reduces is None:
         return False
-    rails = at.reshape(-1, len(at) // len(np.unique(cluster.host_of[at])))
+    rails = at.reshape(-1, len(at) // len(distinct(cluster.host_of[at])))
     routes = cluster.routes(rails.ravel(), np.roll(rails, -1, axis=0).ravel())
     ends = cluster.link_dst[routes.links]
     switches = ends[cluster.is_fabric_switch[ends]]
@@ -308,7 +309,7 @@ def _counted(cluster: Cluster) -> npt.NDArray[np.float64]:
 
 def nvlink_excess(cluster: Cluster, nodes: npt.NDArray[np.int64]) -> float:
     """Return the ratio of the actual bandwidth between GPUs of a machine to the one that NCCL uses, at least 1."""
-    links = np.unique(cluster.routes(nodes, np.roll(nodes, -1)).links)
+    links = distinct(cluster.routes(nodes, np.roll(nodes, -1)).links)
     links = links[np.isin(cluster.link_src[links], nodes)]
     return float(np.max(payload_rate(cluster, links) / _counted(cluster)[links], initial=1.0))
 
@@ -318,7 +319,7 @@ def behind_nvswitches(cluster: Cluster, at: npt.NDArray[np.int64]) -> bool:
     hosts = cluster.host_of[at]
     if (hosts < 0).any():
         return False
-    machines = [at[hosts == host] for host in np.unique(hosts)]
+    machines = [at[hosts == host] for host in distinct(hosts)]
     ways = cluster.routes(np.concatenate(machines), np.concatenate([np.roll(each, -1) for each in machines]))
     return bool(_nvlinks(cluster)[ways.links].all() and (np.diff(ways.offsets) == 2).all())
 

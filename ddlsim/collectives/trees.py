@@ -10,6 +10,7 @@ import numpy as np
 
 from ddlsim.arguments import checked
 from ddlsim.collectives.schedule import Floats, Ints, Ranks, Round, Schedule, Segments, messages
+from ddlsim.ties import distinct
 
 
 def pipeline(
@@ -40,7 +41,7 @@ def pipeline(
     first, count = (np.broadcast_to(np.asarray(each, dtype=np.int64), stage.shape) for each in (first, count))
     rounds = []
     turns = [stage, stage + n_segments] if latency is None else [stage, stage + 1, stage + n_segments]
-    for begin, end in itertools.pairwise(np.unique(turns).tolist()):
+    for begin, end in itertools.pairwise(distinct(np.array(turns)).tolist()):
         on = (stage <= begin) & (begin < stage + n_segments)
         if on.any():
             chunk = first[on] + (begin - stage[on]) * width

@@ -18,6 +18,7 @@ from ddlsim.network.engine import Engine, Interconnect
 from ddlsim.network.episodes import Episodes
 from ddlsim.network.pauses import NO_PAUSES, earliest_start, merged
 from ddlsim.network.state import Floats, Ints
+from ddlsim.ties import distinct
 
 _FIRST = 1 << 62  # sorts messages before collectives
 
@@ -219,7 +220,7 @@ class Network:
     def pairs(self) -> Ints:
         """Distinct pairs of nodes between which this client has looked up routes, shape (n, 2)."""
         pairs = np.concatenate([np.zeros((0, 2), dtype=np.int64), *self._engine.pairs_of[self.client]])
-        return np.stack(np.divmod(np.unique(pairs[:, 0] << 32 | pairs[:, 1]), 1 << 32), axis=1)
+        return np.stack(np.divmod(distinct(pairs[:, 0] << 32 | pairs[:, 1]), 1 << 32), axis=1)
 
     def reserve(self, n: int) -> None:
         """Reserve space for `n` messages in flight at the same time, for compiled code that sends messages itself."""
@@ -407,7 +408,7 @@ class Network:
         self.engine.n_waiting -= n
         if ids[-1] >= 0:  # collectives come last
             collectives = ids[ids >= 0]
-            self.engine.free(np.unique(collectives[net.instances["ranks_left"][collectives] == 0]).tolist())
+            self.engine.free(distinct(collectives[net.instances["ranks_left"][collectives] == 0]).tolist())
         return Completions(float(net.reals[st.NOW]), ids, ranks)
 
 
@@ -429,7 +430,7 @@ def schedule_time(
     number = network.collective(schedule, nodes, nbytes)
     entries = np.zeros(len(nodes)) if entry_times is None else np.asarray(entry_times, dtype=np.float64)
     end = 0.0
-    for time in np.unique(entries):
+    for time in distinct(entries):
         while (done := network.advance(time)) is not None:
             end = done.time
         ranks = np.flatnonzero(entries == time)

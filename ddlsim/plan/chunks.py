@@ -197,7 +197,7 @@ def balanced_cuts(
                factors are ignored: a straggler does not change the cuts
     """
     n_layers = len(workload.forward)
-    allowed = np.unique([0, *(range(n_layers) if at is None else at), n_layers]).astype(np.int64)
+    allowed = np.array(sorted({0, *(range(n_layers) if at is None else at), n_layers}), dtype=np.int64)
     pieces, n_chunks = len(allowed) - 1, stages * chunks
     if allowed[-1] > n_layers:
         last = allowed[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,7 +16,9 @@ from ddlsim.plan.program import StepProgram
 from ddlsim.workload.buckets import Bucket, ddp_buckets
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.precision import ELEMENT_NBYTES
-from ddlsim.workload.table_placement import INDEX_NBYTES, TableWork
+
+if TYPE_CHECKING:
+    from ddlsim.workload.table_placement import TableWork
 
 
 def embeddings(
@@ -175,6 +178,8 @@ class _Steps(DraftedSteps):
 
     def _indices(self) -> Needs:
         """Send the indices of samples to the ranks that hold the tables; return the rows that each rank waits for."""
+        from ddlsim.workload.table_placement import INDEX_NBYTES
+
         arrived = self.nothing()
         before = self.updates if self.indices == "exchanged" else self.lookups
         for src in range(self.n) if self.indices != "local" else ():

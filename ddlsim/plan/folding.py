@@ -40,6 +40,7 @@ from ddlsim.plan.tensor_ranks import (
     measured,
     timeline,
 )
+from ddlsim.ties import distinct
 
 #: relative; members that end this close to each other count as ending together
 TOGETHER = 1e-12
@@ -202,13 +203,13 @@ def fold(
             why_not.append("members of a group end their collectives at different times")
         measures.append(each)
         timelines.append([_timeline(by_kind[kinds[rank]], measure, exchanges) for by_kind in passes.items])
-        local.append(np.unique(np.concatenate([one.channels for one in each] or [np.zeros(0, np.int64)])))
+        local.append(distinct(np.concatenate([one.channels for one in each] or [np.zeros(0, np.int64)])))
     channels = []
     for rank, of_rank in enumerate(local_of):
         at = np.searchsorted(local_of[firsts[kind[rank]]][0], local[kind[rank]])
         channels.append(of_rank[1][at] if len(local[kind[rank]]) else local[kind[rank]])
     inside = np.concatenate(channels)
-    if len(np.unique(inside)) < len(inside):
+    if len(distinct(inside)) < len(inside):
         why_not.append("tensor groups share links")
     copies, shared, used, unlike = _copies(cluster, nodes, *_pairs(program, others))
     if unlike:
@@ -296,7 +297,7 @@ def _pairs(program: StepProgram, others: Callable[[int, int, float], Schedule]) 
     collectives, seen = plan.collectives, set[tuple[int, int]]()
     sizes = (column[collectives].tolist() for column in (plan.kind, plan.peer, plan.nbytes))
     for kind, own, size in dict.fromkeys(zip(*sizes, strict=True)):
-        for group in np.unique(program.group_of[:, own]).tolist():
+        for group in distinct(program.group_of[:, own]).tolist():
             schedule, ranks = others(kind, group, size), np.array(program.groups[group])
             if (group, id(schedule)) not in seen:
                 seen.add((group, id(schedule)))
@@ -319,12 +320,12 @@ def _copies(cluster: Cluster, nodes: Ints, source: Ints, target: Ints) -> tuple[
     if unlike:
         shared, times = _together(routes, channels, len(source), n)
         copies.times[shared] = times
-        return copies, (shared, times), np.unique(np.concatenate(channels)), unlike
-    orbits = np.unique(np.stack(channels, axis=1), axis=0)
+        return copies, (shared, times), distinct(np.concatenate(channels)), unlike
+    orbits = distinct(np.stack(channels, axis=1), axis=0)
     k = np.count_nonzero(orbits == orbits[:, :1], axis=1)
     copies.source[orbits] = orbits[:, :1]
     copies.times[orbits] = k[:, None]
-    return copies, (orbits[k > 1, 0], k[k > 1].astype(np.float64)), np.unique(orbits), ""
+    return copies, (orbits[k > 1, 0], k[k > 1].astype(np.float64)), distinct(orbits), ""
 
 
 def _unlike(cluster: Cluster, routes: Sequence[Routes], channels: Sequence[Ints], n_messages: int) -> str:
@@ -340,7 +341,7 @@ def _unlike(cluster: Cluster, routes: Sequence[Routes], channels: Sequence[Ints]
     for fact in (shares, cluster.channel_capacity[channel], cluster.link_latency[links]):
         if (fact != fact[:, :1]).any():
             return "members of a group reach others over links that differ"
-    orbits = np.unique(channel, axis=0)
+    orbits = distinct(channel, axis=0)
     # each channel must belong to a single orbit, in which all channels have the same number of members
     used, which, times = np.unique(orbits, return_inverse=True, return_counts=True)
     owner = np.repeat(np.arange(len(orbits)), orbits.shape[1])
@@ -373,9 +374,9 @@ def _together(
 
 def _nested(orbits: Ints) -> bool:
     """Return whether members that share a channel also share those that more members share, (n_orbits, t)."""
-    patterns = np.unique(np.argmax(orbits[:, :, None] == orbits[:, None, :], axis=2), axis=0)
+    patterns = distinct(np.argmax(orbits[:, :, None] == orbits[:, None, :], axis=2), axis=0)
     return all(_refines(a, b) or _refines(b, a) for i, a in enumerate(patterns) for b in patterns[:i])
 
 
 def _refines(fine: Ints, coarse: Ints) -> bool:
-    return all(len(np.unique(coarse[fine == each])) == 1 for each in np.unique(fine))
+    return all(len(distinct(coarse[fine == each])) == 1 for each in distinct(fine))

@@ -8,7 +8,6 @@ buckets overlap, and gathering shards of weights (ZeRO stage 1) takes no time.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -41,9 +40,8 @@ from ddlsim.plan.program import StepProgram
 from ddlsim.plan.rows import csr, ranges
 from ddlsim.plan.tensor_ranks import Seconds
 from ddlsim.workload.buckets import one_bucket
-from ddlsim.workload.compute import Workload, make_workload
-from ddlsim.workload.devices import load_device
-from ddlsim.workload.model import load_model
+from ddlsim.workload.compute import Workload
+from ddlsim.workload.model import Layer, Model
 
 
 class Costs(NamedTuple):
@@ -211,13 +209,6 @@ def _beside(plan: Plan, sums: Bools) -> dict[str, Ints]:
 @functools.lru_cache(maxsize=1)
 def _unit() -> Workload:
     """Return a workload of one layer that takes 1 s and has 1 byte of gradients."""
-    work, one = make_workload(load_model("lenet5"), load_device("v100"), 1).cut(0, 1), np.ones(1)
-    return dataclasses.replace(
-        work,
-        forward=one,
-        backward=one,
-        optimizer=1.0,
-        grad_nbytes=one,
-        tensor_nbytes=one,
-        tensor_layer=np.zeros(1, dtype=np.int64),
-    )
+    layer = Layer("unit", "dense", (1,), (1,), 1, 1.0, 2.0, 4.0, (("weight", 1),), input_grad=False)
+    model, one, at = Model("unit", "", (1,), (layer,), False, ()), np.ones(1), np.zeros(1, dtype=np.int64)
+    return Workload(model, 1, "fp32", "", one, one, 1.0, one, at, one, memory_bandwidth=np.inf, launch_time=0.0)

@@ -40,6 +40,7 @@ from ddlsim.plan.plan import (
     Plan,
 )
 from ddlsim.plan.rows import csr, key_ends, ranges
+from ddlsim.ties import distinct
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.tensor_overlap import BULK, PIPELINE, RING_EXCHANGE, OverlappedProduct
 from ddlsim.workload.tensor_parallel import Collective as Exchange
@@ -240,7 +241,7 @@ def passes_of(plan: Plan, shards: Sequence[Shard], chunks: Sequence[Chunk], *, g
     entering = {chunk.first: chunk.enters for chunk in chunks[1:]} if gather else {}
     gathers = [entering, {layer - 1: nbytes for layer, nbytes in entering.items()}]
     shape = plan.n_layers + 1
-    different = np.unique(_codes(plan, chunks)[1])
+    different = distinct(_codes(plan, chunks)[1])
     items, exchanges = [], [_by_layer(shard) for shard in shards]
     for each in different.tolist():
         role_first, last = divmod(each, shape)
@@ -409,7 +410,7 @@ def check_groups(cluster: Cluster, nodes: Ints, *, inside: bool) -> None:
     tensor = nodes.shape[1]
     if not (machine != machine[:, :1]).any():
         return
-    if any(len(np.unique(np.nonzero(machine == each)[0])) > 1 for each in np.unique(machine)):
+    if any(len(distinct(np.nonzero(machine == each)[0])) > 1 for each in distinct(machine)):
         most = int(np.unique(machine, return_counts=True)[1].min())
         raise ConfigError(
             f"Parallel: tensor = {tensor}: tensor groups would cross machine boundaries unevenly; the "

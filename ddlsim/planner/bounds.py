@@ -32,10 +32,11 @@ from ddlsim.run.costs import host_price
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.prepare import Placed, Prepared, memory_use, place, prepare
 from ddlsim.run.result import alone, is_replicated
-from ddlsim.runtime.codec import Seconds, rounded
+from ddlsim.runtime.codec import Seconds
 from ddlsim.runtime.communicator import hierarchical
 from ddlsim.runtime.worker import factors
 from ddlsim.strategies import contract
+from ddlsim.workload.buckets import rounded
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.stage import for_each, n_copies

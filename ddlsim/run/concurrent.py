@@ -295,7 +295,6 @@ class Together:
 
     def begin(self, name: str, run: ActiveRun, ended: Ended, halt: Halt | None = None) -> None:
         """Add a run that has just been set up; `ended` is called when it has ended."""
-        run.loop.until = run.stop.ended
         self.clock.add(Client(name, run.loop, run.latest, ended, halt))
 
     def go_on(self, name: str, run: ActiveRun, halt: Halt | None) -> None:

@@ -12,17 +12,9 @@ import numpy as np
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.machines import machines_of, memory_nodes
 from ddlsim.errors import ConfigError, nearest
-from ddlsim.reliability import (
-    Checkpoints,
-    FailureFreeTimeline,
-    Failures,
-    FailureTimeline,
-    simulate_failures,
-)
+from ddlsim.reliability import Checkpoints, Failures
 from ddlsim.reliability.checkpoints import NO_CHECKPOINTS, Cost
-from ddlsim.reliability.engine import Outages, TakeTurns, Windows, covered, seconds_missing, windows
 from ddlsim.reliability.failures import units
-from ddlsim.run.timed_events import with_epochs
 from ddlsim.runtime.loop import arrivals
 from ddlsim.strategies import contract
 from ddlsim.units import si
@@ -32,6 +24,8 @@ from ddlsim.workload.precision import ELEMENT_NBYTES
 from ddlsim.workload.stage import Stage
 
 if TYPE_CHECKING:
+    from ddlsim.reliability import FailureFreeTimeline, FailureTimeline
+    from ddlsim.reliability.engine import Windows
     from ddlsim.run.experiment import Experiment
     from ddlsim.run.result import Result
 
@@ -198,6 +192,8 @@ def failure_timeline_of(
 
     Raises ConfigError without failures or checkpoints.
     """
+    from ddlsim.reliability.engine import Outages, TakeTurns, simulate_failures
+
     experiment = result.experiment
     if not has_failure_timeline(experiment):
         raise ConfigError(
@@ -245,6 +241,8 @@ def _crashes(
     failures: Failures, cluster: Cluster, nodes: Sequence[int], length: float, seed: int, index: int
 ) -> list[list[tuple[float, float]]]:
     """Return when each worker is unavailable: a failed device affects its worker, a host or rack all workers on it."""
+    from ddlsim.reliability.engine import Outages, windows
+
     parts, machine = units(failures, cluster, nodes), machines_of(cluster, nodes)
     if failures.per == "device":
         parts, machine = [[rank] for rank in range(len(nodes))], list(range(len(nodes)))
@@ -259,6 +257,8 @@ def _timeline_without_waiting(result: Result, index: int) -> FailureTimeline:
     case, a missing worker does not change the pace of the others, unless they wait for it, and a crash loses half a
     gradient, on average, of the affected workers that are computing.
     """
+    from ddlsim.reliability.engine import FailureTimeline, seconds_missing
+
     recorder, experiment, n = result.recorder, result.experiment, result.n_workers
     failures, endless, out_of_service = experiment.failures, stands_for_more(experiment), recorder.down
     assert failures is not None
@@ -304,6 +304,8 @@ def _timeline_without_waiting(result: Result, index: int) -> FailureTimeline:
 
 def _blocked(result: Result, out_of_service: Sequence[Windows], end: float) -> float:
     """Return the time in s that available workers were blocked by a missing server or too many missing workers."""
+    from ddlsim.reliability.engine import covered
+
     times = [0.0, *(time for time, _ in result.recorder.updates)]
     blocked = [window for rank in result.recorder.with_servers for window in out_of_service[rank]]
     gone = not stands_for_more(result.experiment) and any(own and own[-1][1] == math.inf for own in out_of_service)
@@ -314,6 +316,8 @@ def _blocked(result: Result, out_of_service: Sequence[Windows], end: float) -> f
 
 def _waited(result: Result, out_of_service: Sequence[Windows], end: float) -> float:
     """Return the total time in s that available workers waited for missing ones, except while a server was missing."""
+    from ddlsim.reliability.engine import covered
+
     recorder = result.recorder
     if not recorder.needed:
         return 0.0
@@ -336,6 +340,9 @@ def _waited(result: Result, out_of_service: Sequence[Windows], end: float) -> fl
 
 def timeline_of(result: Result) -> FailureFreeTimeline:
     """Return the steps of a run and its checkpoints."""
+    from ddlsim.reliability import FailureFreeTimeline
+    from ddlsim.run.timed_events import with_epochs
+
     experiment = result.experiment
     nodes, workload = result.nodes.tolist(), result.workloads[0]
     interval, cost = interval_of(experiment.checkpoints, result.cluster, nodes, workload)

@@ -16,11 +16,11 @@ from ddlsim.learning.monitor import Monitor
 from ddlsim.learning.training import Training
 from ddlsim.readable import percent, seconds
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.job import Job
 from ddlsim.runtime.communicator import hierarchical
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.recorder import INPUT, Recorder
 from ddlsim.strategies import Strategy, contract
+from ddlsim.ties import distinct
 from ddlsim.units import si
 from ddlsim.workload.input import Input
 from ddlsim.workload.jitter import NoJitter
@@ -126,7 +126,7 @@ def delay_warnings(training: Training | None, staleness: Sequence[int], reason: 
 def idle_notes(strategy: Strategy, cluster: Cluster, workers: Sequence[int], channel_nbytes: Floats) -> Iterator[str]:
     """Note machines with several devices and interfaces that have used only some of the interfaces."""
     nodes = np.array(workers)
-    hosts = np.unique(cluster.host_of[nodes])
+    hosts = distinct(cluster.host_of[nodes])
     several = np.bincount(cluster.host_of[nodes][cluster.host_of[nodes] >= 0], minlength=len(cluster.host_names)) > 1
     source = cluster.host_of[cluster.link_src]
     leaves = (source >= 0) & (cluster.host_of[cluster.link_dst] != source)
@@ -155,6 +155,8 @@ def late_notes(events: Iterable[object], end: float) -> Iterator[str]:
     """Note each fault, slowdown, job or background traffic that begins after the `end` (s) of a run."""
     for each in events:
         if si(getattr(each, "start", 0.0), "time") >= end:
+            from ddlsim.run.job import Job
+
             name = f"job {each.name!r}" if isinstance(each, Job) else str(each)
             yield f"{name} begins after the end of the run at {end:.4g} s and has no effect; simulate more steps"
 
@@ -190,11 +192,11 @@ def path_notes(cluster: Cluster, pairs: Ints, channel_nbytes: Floats) -> Iterato
         return
     usual, spread = (each.split_routes(*pairs.T) for each in (cluster, cluster.with_spraying()))
     used, channel = cluster.link_channel[usual.links], cluster.link_channel[spread.links]
-    busy = np.unique(channel[spread.share < 1.0])
+    busy = distinct(channel[spread.share < 1.0])
     busy = busy[seconds[busy] > BUSY * seconds.max()]
     for link in busy[np.argsort(-seconds[busy], kind="stable")][:MOST_LINKS].tolist():
         crossing = np.isin(spread.of, usual.of[used == link])
-        paths = np.unique(channel[crossing & (spread.share < 1.0)])
+        paths = distinct(channel[crossing & (spread.share < 1.0)])
         idle = paths[channel_nbytes[paths] == 0.0]
         load = np.bincount(channel[crossing], spread.share[crossing], cluster.n_channels) / cluster.channel_capacity
         if len(idle) and load.max() < LESS * usual.share[used == link].sum() / cluster.channel_capacity[link]:

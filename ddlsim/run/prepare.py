@@ -44,7 +44,6 @@ from ddlsim.workload.products import Floats, default_precision, has_kernels
 from ddlsim.workload.resized import resized
 from ddlsim.workload.stacks import default_stack, load_stack
 from ddlsim.workload.stage import Stage
-from ddlsim.workload.table_placement import exchange_left_out
 
 #: maximum number of variants to try, number of further ones after the first that fits, and number shown
 MOST_TRIED, MORE_TRIED, N_NAMED = 32, 3, 2
@@ -321,8 +320,11 @@ def prepare(experiment: Experiment) -> Prepared:
     devices = sorted({workload.device.name for workload in workloads if workload.device is not None})
     if isinstance(experiment.compute, Measured | Affine) and len(devices) > 1 and experiment.speed is None:
         notes.append(f"the given compute time applies to {' and '.join(devices)} alike; set speed=[...] if they differ")
-    exchanged = strategy.exchanges_tables()
-    missing = None if exchanged else exchange_left_out(workloads[0], n_workers, experiment.accumulation)
+    missing = None
+    if not strategy.exchanges_tables() and any(layer.model_parallel for layer in placed.time_model.layers):
+        from ddlsim.workload.table_placement import exchange_left_out
+
+        missing = exchange_left_out(workloads[0], n_workers, experiment.accumulation)
     choice = experiment.compression
     if isinstance(choice, Compression) and kept_vectors(choice.compressor) is None:
         sizes = " or ".join(f"{rows * columns:,}" for rows, columns in PROBES)

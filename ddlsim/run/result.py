@@ -22,7 +22,6 @@ from ddlsim.learning.monitor import Monitor, Row, first_reaching
 from ddlsim.network import BusyIntervals
 from ddlsim.output_files import write_text
 from ddlsim.plan import Plan
-from ddlsim.reliability import FailureTimeline
 from ddlsim.reliability.faults import Fault
 from ddlsim.run import costs
 from ddlsim.run.experiment import Experiment
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     import matplotlib.axes
     import pandas as pd
 
+    from ddlsim.reliability import FailureTimeline
     from ddlsim.report.published import Comparison
     from ddlsim.run.elastic import Groups
     from ddlsim.run.sensitivity import Sensitivity, Stability

@@ -42,7 +42,6 @@ from ddlsim.run.prepare import Prepared, prepare
 from ddlsim.run.result import Result
 from ddlsim.run.resume import Interrupt, Saved, SavePoints, load, manifest, saving
 from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.feed import Feed
 from ddlsim.runtime.loop import Halt, Loop, Traffic
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.worker import StopRule, Worker, factors
@@ -65,6 +64,8 @@ def _workers(
     )
     feed = None
     if isinstance(experiment.input, Input):
+        from ddlsim.runtime.feed import Feed
+
         memory, shape = memory_nodes(prepared.cluster, prepared.nodes), prepared.time_model.input_shape
         first = experiment.input.epoch or (0 if experiment.training is None else 1)
         feed = Feed(experiment.input, loop, prepared.cluster, prepared.nodes, memory, shape, first)
@@ -215,7 +216,7 @@ class ActiveRun:
 
     def alone(self, halt: Halt | None) -> None:
         """Run to the end, or until `halt` stops it, as the only run on the network."""
-        self.loop.run(self.stop.ended, self.latest, halt)
+        self.loop.run(None, self.latest, halt)
         self.check_horizon()
 
     def check_horizon(self) -> None:

@@ -35,6 +35,7 @@ from ddlsim.plan.tensor_ranks import PRODUCT
 from ddlsim.runtime import recorder as rc
 from ddlsim.runtime.loop import Traffic
 from ddlsim.runtime.recorder import Recorder, Spans
+from ddlsim.ties import distinct
 
 _NAMES = {FORWARD: "forward", BACKWARD: "backward", UPDATE: "optimizer", COMPUTE: "optimizer"}
 Records = npt.NDArray[Any]
@@ -70,7 +71,7 @@ class Shape:
     def _by_steps_back(self, needing: Ints, need: Ints) -> list[_Needs]:
         """Group dependencies by how many steps earlier the needed row is."""
         back = self.step - self.plan.step[need]
-        return [(steps, needing[back == steps], need[back == steps]) for steps in np.unique(back).tolist()]
+        return [(steps, needing[back == steps], need[back == steps]) for steps in distinct(back).tolist()]
 
     @cached_property
     def device(self) -> Ints:
@@ -199,7 +200,7 @@ class Shape:
         plan, n = self.plan, self.rows.stop - self.rows.start
         kind, part = plan.kind[self.rows], plan.part[self.rows]
         rows = np.flatnonzero(kind >= ALL_REDUCE)
-        several = len(np.unique(kind[rows[part[rows] >= 0]])) > 1
+        several = len(distinct(kind[rows[part[rows] >= 0]])) > 1
         keys = self.program.keys_of(self.rows.start + rows).ravel()
         tasks = self.tasks(rows)
         order = np.argsort(keys, kind="stable")
@@ -296,7 +297,7 @@ class Bookings:
 
     def _device(self, shape: Shape, start: Floats, end: Floats, ready: Floats) -> None:
         """Record what devices did; start, end (of their tasks) and ready (n_copies, n), s."""
-        ranks, places = shape.program.ranks, np.unique(shape.place)
+        ranks, places = shape.program.ranks, distinct(shape.place)
         since = np.concatenate([np.zeros((len(ranks), 1)), end[:, :-1]], axis=1)
         since[:, shape.first[places]] = self.booked[ranks[:, places]]
         ready = np.minimum(np.maximum(ready, since), start).ravel()
@@ -344,7 +345,7 @@ class Bookings:
         np.add.at(self.seconds[rc.COMPUTE], rank[whole], -exchanging)
         np.add.at(self.seconds[rc.COMMUNICATION], rank[whole], exchanging)
         done = begun & apart[rank]
-        for each in np.unique(number[done]).tolist():
+        for each in distinct(number[done]).tolist():
             kind, of_pass = divmod(each, n_passes)
             timeline, rows = folding.timelines[kind][of_pass], np.flatnonzero(done & (number == each))
             under_way = np.minimum(now - start[rows], timeline.seconds)
@@ -423,7 +424,7 @@ class Bookings:
 
     def _keep(self, kind: str, names: Texts, ranks: Ints, starts: Floats, ends: Floats) -> None:
         """Show spans of ranks on the tracks of all workers that they represent."""
-        for name in np.unique(names).tolist():
+        for name in distinct(names).tolist():
             own = np.flatnonzero((names == name) & (ends > starts))
             workers = [self.members[rank] for rank in ranks[own].tolist()]
             places = np.repeat(own, [len(each) for each in workers])

@@ -34,9 +34,10 @@ from ddlsim.learning.learner import DivergedError
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.worker import Worker
 from ddlsim.streams import stream
-from ddlsim.workload.buckets import Bucket
+from ddlsim.workload.buckets import Bucket as Bucket
+from ddlsim.workload.buckets import rounded
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.model import Model, tensor_shapes
+from ddlsim.workload.model import tensor_shapes
 from ddlsim.workload.precision import FP32_NBYTES
 
 #: (message, next state) of a sender; between machines, its vector before the machine's workers exchange
@@ -71,29 +72,7 @@ def _selection(choice: Compression) -> str:
     return f"; the largest elements are found by {how} (cost = {choice.cost or 'radix'!r})"
 
 
-def one_model(context: RunContext) -> bool:
-    """Return whether the timed model is the trained one (or the run is timing-only)."""
-    task = context.learner.task
-    return task is None or task.network.model.layers == _clock_model(context).layers
-
-
-def _clock_model(context: RunContext) -> Model:
-    """Return the timed model."""
-    return (context.whole[0] if context.whole else context.workers[0].workload).model
-
-
 # ---------------------------------------------------------------- parts of a flat vector
-
-
-def rounded(nbytes: float) -> int:
-    """Return the number of float32 elements in a gradient of `nbytes`."""
-    return round(nbytes / FP32_NBYTES)
-
-
-def backwards(buckets: Sequence[Bucket]) -> list[slice]:
-    """Return the slices of the flat gradient that buckets hold; buckets begin with its last tensor."""
-    ends = [rounded(nbytes) for nbytes in np.cumsum([0.0, *(bucket.nbytes for bucket in buckets)]).tolist()]
-    return [slice(ends[-1] - end, ends[-1] - start) for start, end in pairwise(ends)]
 
 
 def cut(part: slice, n_parts: int) -> list[slice]:
@@ -285,16 +264,16 @@ class Codec:
         self.learner: Learner = context.learner
         self.seed, self._shows_plan = context.seed, context.shows_plan
         self.n_senders = len(ranks)
-        timed = tensor_shapes(_clock_model(context)) if tensors is None else tensors
+        timed = tensor_shapes(context.timed_model) if tensors is None else tensors
         self.pieces = [Piece(part.stop - part.start, *self._fitted(timed, part)) for part in parts]
-        self.by_piece = learned is not None or one_model(context)
+        self.by_piece = learned is not None or context.learns_timed_model
         self._steps: dict[int, _Step] = {}
         self._units: list[_Unit] = []
         task = self.learner.task
         if task is None:
             return
         if not self.by_piece:
-            trained_model, timed_model = task.network.model.name, _clock_model(context).name
+            trained_model, timed_model = task.network.model.name, context.timed_model.name
             context.notes.append(
                 f"compression: the gradient of {trained_model} is compressed as a single vector, but message sizes and "
                 f"times are those of the buckets of {timed_model}"
@@ -494,7 +473,7 @@ class Messages:
         self._senders: dict[tuple[str, int, int], _Sender] = {}
         for part in self._clock:  # errors are raised before the run
             fitted(choice.compressor, self._shapes[0], part)
-        if not one_model(context) and task is not None:
+        if not context.learns_timed_model and task is not None:
             trained, timed = task.network.model.name, workload.model.name
             context.notes.append(
                 f"compression: the gradient of {trained} is compressed, but message sizes and times are those of "

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import simpy
 
 from ddlsim.cluster.levels import Levels, levels
 from ddlsim.collectives import Collective, Schedule
@@ -18,6 +18,9 @@ from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.costs import KnownCost, Phase, known_cost
 from ddlsim.runtime.fabric import Fabric, OnFabric, fabric_of, with_algorithm
 from ddlsim.runtime.worker import Worker
+
+if TYPE_CHECKING:
+    import simpy
 
 #: limit on the collectives that wait for members at a time: those of a thousand tensors in some steps
 MOST_OPEN = 4096

@@ -19,6 +19,7 @@ from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.worker import StopRule, Worker
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.jitter import Jitter, NoJitter
+from ddlsim.workload.model import Model
 
 
 @dataclass
@@ -89,6 +90,17 @@ class RunContext:
     def workloads(self) -> list[Workload]:
         """Current workloads of the workers, in rank order."""
         return [worker.workload for worker in self.workers]
+
+    @property
+    def timed_model(self) -> Model:
+        """The model whose computation is timed."""
+        return (self.whole[0] if self.whole else self.workers[0].workload).model
+
+    @property
+    def learns_timed_model(self) -> bool:
+        """Whether the timed model is the trained one, or the run is timing-only."""
+        task = self.learner.task
+        return task is None or task.network.model.layers == self.timed_model.layers
 
     def hosts(self, nodes: list[int]) -> Ints:
         """Return the machine of each node. A node outside all machines counts as a machine of its own."""

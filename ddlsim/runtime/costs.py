@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import simpy
 
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.rings import channels
@@ -49,6 +48,8 @@ from ddlsim.runtime.fabric import algorithm_name
 from ddlsim.runtime.loop import Loop, Traffic
 
 if TYPE_CHECKING:
+    import simpy
+
     from ddlsim.cluster.calibration_table import CurveTable
 
 
@@ -88,7 +89,7 @@ def curve_seconds(parts: Parts, per_message: float, sizes: Sequence[int], per_by
     return float(columns([parts], sizes)[0] @ np.array([per_message, *per_byte])) + parts.reduction
 
 
-Process = Generator[simpy.Event, object, None]
+Process = Generator["simpy.Event", object, None]
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,10 +25,9 @@ import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
-import simpy
 
 from ddlsim.collectives import Collective, Schedule, build, messages, reorder, sequence
 from ddlsim.collectives.push_pull import inside
@@ -38,16 +37,20 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
 from ddlsim.plan.plan import KINDS, Plan
 from ddlsim.plan.servers import Service
-from ddlsim.runtime.codec import Codec, chosen, cut
 from ddlsim.runtime.communicator import Communicator, hierarchical
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.costs import Phase
 from ddlsim.runtime.fabric import Fabric, algorithm_for, algorithm_name, halves_of
 from ddlsim.runtime.loop import after
-from ddlsim.runtime.server_work import ServerWork
-from ddlsim.runtime.servers import Threads
 from ddlsim.runtime.worker import Computation, Process, Worker
 from ddlsim.workload.precision import FP32_NBYTES
+
+if TYPE_CHECKING:
+    import simpy
+
+    from ddlsim.runtime.codec import Codec
+    from ddlsim.runtime.server_work import ServerWork
+    from ddlsim.runtime.servers import Threads
 
 #: how a part is sent: a single collective, simulated by a "schedule" or of "known" time, or a "process"
 Route = Literal["schedule", "known", "process"]
@@ -231,6 +234,8 @@ class CollectiveExchange(Exchange):
         tensors: Tensors | None,
         like: CollectiveExchange | None,
     ) -> None:
+        from ddlsim.runtime.codec import Codec, chosen
+
         communicator, choice = self.communicator, chosen(context, servers=False)
         compressor, traits = choice.compressor, choice.compressor.traits
         if choice.down is not None:
@@ -543,6 +548,10 @@ class ThroughServers(Exchange):
         star: bool = False,
         like: ThroughServers | None = None,
     ) -> None:
+        from ddlsim.runtime.codec import Codec, chosen, cut
+        from ddlsim.runtime.server_work import ServerWork
+        from ddlsim.runtime.servers import Threads
+
         super().__init__(communicator)
         context, n = communicator.context, communicator.n_ranks
         self.nodes, self.recorder, self.work, self.memory = nodes, context.recorder, work or ServerWork(), memory

@@ -17,17 +17,19 @@ import math
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-
-import simpy
+from typing import TYPE_CHECKING
 
 from ddlsim.cluster import Cluster
 from ddlsim.runtime.loop import Loop, after
 from ddlsim.units import si
 from ddlsim.workload.input import Input, hit_rate
 
+if TYPE_CHECKING:
+    import simpy
+
 #: bytes of a request, about the length of an NFS READ call (RFC 1813, with the headers of RPC, RFC 5531)
 REQUEST_NBYTES = 128.0
-Steps = Generator[simpy.Event, object, None]
+Steps = Generator["simpy.Event", object, None]
 
 
 class Mix:

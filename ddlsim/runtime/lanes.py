@@ -276,7 +276,7 @@ class Lanes:
                 loop.turn(until)
                 status = ls.GOING
                 continue
-            loop.env.pass_time(limit if status == ls.LIMIT else now)
+            loop.pass_time(limit if status == ls.LIMIT else now)
             if status == ls.FULL:
                 loop.network.make_room()
             elif status == ls.REFILL:
@@ -292,8 +292,8 @@ class Lanes:
             elif status == ls.STUCK:
                 raise self._stuck(now)
             elif status == ls.UPDATED:
-                counts[ls.ENDING] = stop.ended.triggered or (halt is not None and halt())
-                counts[ls.UPDATES_LEFT] = not stop.ended.triggered
+                counts[ls.ENDING] = stop.over or (halt is not None and halt())
+                counts[ls.UPDATES_LEFT] = not stop.over
 
     def _stuck(self, now: float) -> DdlsimError:
         crashes = self.context.recorder.down or ()
@@ -386,7 +386,7 @@ class Lanes:
             del self._stale[:n]
 
     def _follow_rows(self, rows: Records) -> None:
-        context, pass_time = self.context, self.context.loop.env.pass_time
+        context, pass_time = self.context, self.context.loop.pass_time
         for time, _, _, what, rank, place, whole, staleness in rows.tolist():
             worker = context.workers[rank]
             if what >= 0:

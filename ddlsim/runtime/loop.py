@@ -7,6 +7,7 @@ process, or to simpy's next event, whichever is earlier.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import operator
@@ -16,8 +17,6 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
-import simpy
-from simpy.events import NORMAL
 
 from ddlsim.collectives import Schedule
 from ddlsim.errors import DeadlockError
@@ -27,9 +26,12 @@ from ddlsim.network.state import Floats, Ints, Records
 from ddlsim.workload.jitter import Slow, slowed_duration
 
 if TYPE_CHECKING:
+    import simpy
+
     from ddlsim.cluster import Cluster
     from ddlsim.plan.folding import Copies
     from ddlsim.reliability.faults import Disturbances
+    from ddlsim.runtime.environment import Environment
 
 #: asked before time goes on: whether to stop here
 Halt = Callable[[], bool]
@@ -103,25 +105,11 @@ class _KnownCollective(NamedTuple):
         return 1.0 if now >= self.end else max(now - self.start, 0.0) / (self.end - self.start)
 
 
-class _Environment(simpy.Environment):
-    """A simpy environment that can also schedule at an absolute time.
-
-    ``now + (time - now)`` may differ from ``time`` in the last bit; results must not depend on that.
-    """
-
-    def schedule_at(self, event: simpy.Event, time: float) -> None:
-        heapq.heappush(self._queue, (time, NORMAL, next(self._eid), event))
-
-    def pass_time(self, now: float) -> None:
-        """Set the clock to `now`, before the next event."""
-        self._now = now
-
-
 class Loop:
     """The event loop of a run that begins at `start` (s): a simpy environment and a network that share their clock."""
 
     def __init__(self, network: Network, start: float = 0.0) -> None:
-        self.env = _Environment(initial_time=start)
+        self._now = start
         self.network = network
         #: time on the network's clock at which the run begins, s
         self.start = start
@@ -152,15 +140,40 @@ class Loop:
         self.waiting: dict[str, str] = {}
         #: executes the run: processes, or code in their place
         self.driver: Driver = self
-        #: event that ends the run
-        self.until: simpy.Event = self.env.event()
         #: called regularly while time advances, also by drivers
         self.check = _CHECK.get()
+
+    @functools.cached_property
+    def env(self) -> Environment:
+        """The simpy environment, made for the first event of a process."""
+        from ddlsim.runtime.environment import Environment
+
+        return Environment(initial_time=self._now)
+
+    @functools.cached_property
+    def until(self) -> simpy.Event:
+        """The event that ends the run."""
+        return self.env.event()
+
+    @property
+    def has_processes(self) -> bool:
+        """Whether there are processes, or events for them."""
+        return "env" in vars(self)
 
     @property
     def now(self) -> float:
         """The simulated time in seconds."""
-        return float(self.env.now)
+        return float(self.env.now) if self.has_processes else self._now
+
+    def pass_time(self, now: float) -> None:
+        """Set the clock to `now` (s), before the next event."""
+        self._now = now
+        if self.has_processes:
+            self.env.pass_time(now)
+
+    def peek(self) -> float:
+        """Return the time of the next event of processes, s; infinity if there is none."""
+        return float(self.env.peek()) if self.has_processes else np.inf
 
     @property
     def opens(self) -> float:
@@ -286,7 +299,7 @@ class Loop:
 
     def catch_up(self) -> None:
         """Set the clock to that of the network, if a run was stopped between the two."""
-        self.env.pass_time(max(self.now, self.network.now))
+        self.pass_time(max(self.now, self.network.now))
 
     def join(self, collective: int, rank: int) -> simpy.Event:
         """Enter a collective now; the event returned is triggered when it has ended for this rank."""
@@ -319,10 +332,12 @@ class Loop:
 
     # ------------------------------------------------------------ running
 
-    def run(self, until: simpy.Event, max_time: float = np.inf, halt: Halt | None = None) -> None:
-        """Run until the event `until` has been processed, but not beyond `max_time` (s), and not past a point where
-        `halt` returns true. Raises :class:`~ddlsim.errors.DeadlockError` if no further event is possible before it."""
-        self.until = until
+    def run(self, until: simpy.Event | None = None, max_time: float = np.inf, halt: Halt | None = None) -> None:
+        """Run until an event has been processed (None: to the end), but not beyond `max_time` (s), and not past a point
+        where `halt` returns true. Raises :class:`~ddlsim.errors.DeadlockError` if no further event is possible before
+        it."""
+        if until is not None:
+            vars(self)["until"] = until
         try:
             self.driver.go(max_time, halt)
         finally:
@@ -333,7 +348,7 @@ class Loop:
         return self.until.processed
 
     def next(self) -> float:
-        return self.now if self.asks else float(self.env.peek())
+        return self.now if self.asks else self.peek()
 
     def go(self, limit: float, halt: Halt | None) -> None:
         """Let processes go on as :class:`Driver` says."""
@@ -401,7 +416,7 @@ class Loop:
 
     def turn(self, now: float) -> None:
         """Process all events of one instant."""
-        while self.env.peek() == now:
+        while self.peek() == now:
             self.env.step()
         self.start_queued()
 

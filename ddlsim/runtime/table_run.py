@@ -7,10 +7,9 @@ import dataclasses
 import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import simpy
 
 from ddlsim.collectives.nccl import MESSAGE_CHANNELS, network_channels
 from ddlsim.errors import ConfigError, DeadlockError
@@ -45,6 +44,9 @@ from ddlsim.runtime.loop import after
 from ddlsim.runtime.worker import UNVARIED, Worker, slow_rows
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.contention import IN_MACHINE, NO_SLOWDOWN, OTHER, OverlapSlowdown
+
+if TYPE_CHECKING:
+    import simpy
 
 
 def with_slowdowns(
@@ -349,7 +351,7 @@ class TableRun:
 
     @property
     def over(self) -> bool:
-        return self.context.stop.ended.triggered
+        return self.context.stop.over
 
     def next(self) -> float:
         return self.executor.next()
@@ -358,26 +360,26 @@ class TableRun:
         """Go on as :class:`~ddlsim.runtime.loop.Driver` says; `halt` is asked when a step has ended."""
         loop, stop = self.context.loop, self.context.stop
         self._charge()
-        while not stop.ended.triggered:
+        while not stop.over:
             loop.check()
             if halt is not None and halt():
                 break
             slot = self.executor.run(limit)
             while slot is None and not loop.network.others_wait and self.calls.turn(limit):
                 slot = self.executor.run(limit)
-            loop.env.pass_time(self.executor.now)
+            loop.pass_time(self.executor.now)
             if slot is None:
                 if not self.executor.under_way and self.calls.next() == np.inf:
                     raise self._deadlock()
                 if not loop.network.others_wait:
-                    loop.env.pass_time(limit)
+                    loop.pass_time(limit)
                 return
             if slot > self.steps.live:  # tasks that its step does not wait for have ended
                 self._late[slot - self.steps.live - 1] = False
                 self._arm_waiting()
                 continue
             self._ended.add(slot)
-            while self.steps.slot(self.done) in self._ended and not stop.ended.triggered:
+            while self.steps.slot(self.done) in self._ended and not stop.over:
                 self._end_step()
         self.executor.end_instant()
         while self.calls.meets and self.calls.turn(self.executor.now):
@@ -528,7 +530,7 @@ class TableRun:
     def close(self) -> None:
         """Book unfinished tasks, report what ranks wait for, and release the tasks, which are large. Called once."""
         now = max(self.executor.now, self.context.loop.network.now)
-        self.context.loop.env.pass_time(now)
+        self.context.loop.pass_time(now)
         self.context.loop.nbytes_asked += self.executor.nbytes_sent
         waits: dict[int, str] = {}
         if not self.over:  # a rank may be past the last step that all ranks have ended
@@ -664,7 +666,7 @@ class Calls:
 
     def meet(self, keys: list[int], queue: int) -> None:
         executor = self.run.executor
-        self.loop.env.pass_time(executor.now)
+        self.loop.pass_time(executor.now)
         exchange, step, parts, nbytes = self._carried(keys)
         members = [executor.members(key) for key in keys]
         if exchange.route == "known":
@@ -703,7 +705,7 @@ class Calls:
         step, part = run.step_in[slot], int(plan.part[row])
         rank = int(self.program.ranks[copy, plan.rank[row]])
         worker = run.workers[rank]
-        self.loop.env.pass_time(run.executor.now)
+        self.loop.pass_time(run.executor.now)
         if self.coding[row]:
             exchange, factor = self._sum(copy, row), run.factor(step, rank)
             if plan.names[plan.name[row]] == ENCODE:
@@ -758,10 +760,10 @@ class Calls:
     # ------------------------------------------------------------ processes
 
     def next(self) -> float:
-        return self.run.executor.now if self.loop.asks else self.loop.env.peek()
+        return self.run.executor.now if self.loop.asks else self.loop.peek()
 
     def completed(self, ids: Ints, ranks: Ints) -> None:
-        self.loop.env.pass_time(self.run.executor.now)
+        self.loop.pass_time(self.run.executor.now)
         self.loop.complete(ids, ranks, self.run.executor.now)
 
     def turn(self, limit: float) -> bool:

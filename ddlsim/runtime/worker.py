@@ -10,16 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
-import simpy
 
 from ddlsim.errors import DeadlockError
 from ddlsim.learning import ABSENT, Array, DataPlane, Learner, Value
 from ddlsim.learning.monitor import Monitor
 from ddlsim.network.state import Floats, Ints
-from ddlsim.runtime.feed import Feed
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Recorder
 from ddlsim.streams import stream
@@ -27,9 +25,14 @@ from ddlsim.workload.compute import Workload
 from ddlsim.workload.contention import NO_SLOWDOWN, Contention
 from ddlsim.workload.jitter import Jitter, NoJitter, Slow, slow_intervals
 
-Process = Generator[simpy.Event, object, None]
+if TYPE_CHECKING:
+    import simpy
+
+    from ddlsim.runtime.feed import Feed
+
+Process = Generator["simpy.Event", object, None]
 #: a process that returns a value
-Computation = Generator[simpy.Event, object, Value[Array]]
+Computation = Generator["simpy.Event", object, Value[Array]]
 #: steps per worker after which a run without an update counts as deadlocked
 MOST_STEPS = 10_000
 
@@ -120,12 +123,13 @@ class StopRule:
     monitor: Monitor | None = None
     reason: str = ""
     n_samples: int = 0
-    ended: simpy.Event = field(init=False)
     #: steps of workers since the last update
     _n_steps: int = 0
 
-    def __post_init__(self) -> None:
-        self.ended = self.loop.env.event()
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended."""
+        return bool(self.reason)
 
     def stepped(self) -> None:
         """Count a step of a worker. Raises DeadlockError after `MOST_STEPS` steps per worker without an update."""
@@ -146,7 +150,7 @@ class StopRule:
     def updated(self, n_samples: int) -> None:
         """Count an update made from `n_samples` samples."""
         self._n_steps = 0
-        if self.ended.triggered:
+        if self.over:
             return
         self.recorder.updates.append((self.loop.now, n_samples))
         self.n_samples += n_samples
@@ -154,8 +158,8 @@ class StopRule:
             self.reason = self.monitor.updated(self.loop.now - self.loop.start, n_samples)
         elif len(self.recorder.updates) >= self.n_updates:
             self.reason = "steps"
-        if self.reason:
-            self.ended.succeed()
+        if self.over and self.loop.has_processes:
+            self.loop.until.succeed()
 
     def counted(self, times: Sequence[float], n_samples: int) -> None:
         """Count updates of a run without a monitor, each from `n_samples` samples, at most the remaining ones."""
@@ -163,7 +167,8 @@ class StopRule:
         self.n_samples += n_samples * len(times)
         if times and len(self.recorder.updates) >= self.n_updates:
             self.reason = "steps"
-            self.ended.succeed()
+            if self.loop.has_processes:
+                self.loop.until.succeed()
 
 
 @dataclass

@@ -16,7 +16,6 @@ from ddlsim.plan import StepProgram, data_parallel, sharded
 from ddlsim.plan.norms import with_shared_norms
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from ddlsim.runtime import Communicator, Exchange, Fabric, RunContext, communicator
-from ddlsim.runtime.codec import backwards
 from ddlsim.runtime.exchange import CollectiveExchange, OfKinds
 from ddlsim.runtime.fabric import (
     AllReduceAlgorithm,
@@ -32,6 +31,7 @@ from ddlsim.runtime.table_run import CommonModel, TableRun
 from ddlsim.strategies import contract
 from ddlsim.strategies.overlap import NoOverlap, Overlap, OverlapChoice, as_compressed, buckets_of, overlap_named
 from ddlsim.strategies.split_rules import check_shares
+from ddlsim.workload.buckets import backwards
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.stage import Stage
 

@@ -19,7 +19,6 @@ from ddlsim.plan import Plan, StepProgram, fully_sharded, sharded
 from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.plan import BACKWARD, FORWARD
 from ddlsim.plan.schedules import Schedules
-from ddlsim.runtime.codec import rounded
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.fabric import (
     AllReduceAlgorithm,
@@ -36,6 +35,7 @@ from ddlsim.runtime.table_run import CommonModel, TableRun
 from ddlsim.strategies.overlap import InOrderChoice, NoOverlap, overlap_named
 from ddlsim.strategies.replica_groups import OfReplicas
 from ddlsim.strategies.split_rules import check_shares, divisors, lower_memory_fsdp
+from ddlsim.workload.buckets import rounded
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Memory, holding_of, memory_of
 from ddlsim.workload.model import Model

@@ -16,7 +16,6 @@ from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.hybrid import hybrid, kept_nbytes, replicated
 from ddlsim.plan.layouts import Layout, balanced_layout, layout_of, splittable
 from ddlsim.plan.schedules import Schedules
-from ddlsim.runtime.codec import backwards
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.fabric import WithFabric, cost_suffix, fabric_of
 from ddlsim.runtime.table_run import CommonModel, TableRun
@@ -31,6 +30,7 @@ from ddlsim.strategies.overlap import (
 )
 from ddlsim.strategies.replica_groups import Elements, OfReplicas
 from ddlsim.strategies.split_rules import DealtOut, check_shares, divisors
+from ddlsim.workload.buckets import backwards
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import holding_of, memory_of
 from ddlsim.workload.precision import ELEMENT_NBYTES

@@ -18,7 +18,6 @@ from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan, with_parameter_servers
 from ddlsim.plan.plan import ALL_REDUCE
 from ddlsim.runtime import Communicator, Exchange, Fabric, RunContext
-from ddlsim.runtime.codec import backwards
 from ddlsim.runtime.exchange import CollectiveExchange, InGroups, OfKinds, ThroughServers
 from ddlsim.runtime.fabric import algorithm_name, cost_suffix
 from ddlsim.runtime.server_work import ServerWork as ServerWork
@@ -26,6 +25,7 @@ from ddlsim.runtime.servers import Placement, PlacesServers, server_nodes
 from ddlsim.runtime.table_run import CommonModel, TableRun
 from ddlsim.strategies.all_reduce import AllReduce
 from ddlsim.strategies.overlap import OverlapChoice, as_compressed, buckets_of, overlap_named
+from ddlsim.workload.buckets import backwards
 from ddlsim.workload.compute import Workload
 
 

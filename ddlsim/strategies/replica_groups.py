@@ -16,10 +16,11 @@ from ddlsim.learning import Array, Learner, Value
 from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.inserted import SUMMING
 from ddlsim.plan.plan import KINDS, SEND, Ints, Plan
-from ddlsim.runtime import Communicator, Exchange, Fabric, RunContext
-from ddlsim.runtime.codec import backwards, one_model, rounded
-from ddlsim.runtime.exchange import CollectiveExchange, OfGroups, Vectors
-from ddlsim.workload.buckets import Bucket
+from ddlsim.runtime.communicator import Communicator
+from ddlsim.runtime.context import RunContext
+from ddlsim.runtime.exchange import CollectiveExchange, Exchange, OfGroups, Vectors
+from ddlsim.runtime.fabric import Fabric
+from ddlsim.workload.buckets import Bucket, backwards, rounded
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.model import tensor_shapes
 
@@ -119,7 +120,7 @@ class Elements:
         tensors = tensor_shapes(model)
         sizes = np.array([math.prod(shape) for _, shape in tensors])
         inside = np.array([name in left for name, _ in tensors])
-        which = np.flatnonzero(np.repeat(inside, sizes)) if one_model(context) else None
+        which = np.flatnonzero(np.repeat(inside, sizes)) if context.learns_timed_model else None
         return cls(tuple(tensor for tensor, own in zip(tensors, inside, strict=True) if own), which)
 
     def of(self, gradient: Value[Array], learner: Learner) -> Value[Array]:

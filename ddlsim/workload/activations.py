@@ -18,7 +18,7 @@ import bisect
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,7 @@ def with_kept(layers: Sequence[Layer], structure: Sequence[Node]) -> tuple[Layer
     }
     numbers = block_numbers(units, with_heads, types)
     return tuple(
-        replace(layer, unit=unit, block=number, **values)
+        Layer(**vars(layer) | {"unit": unit, "block": number, **values})
         for layer, unit, number, values in zip(layers, units, numbers, kept, strict=True)
     )
 

@@ -8,11 +8,15 @@ byte once. They use only the flat tensors of a :class:`~ddlsim.workload.compute.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
 from ddlsim.errors import ConfigError
 from ddlsim.workload.compute import Workload
+from ddlsim.workload.precision import FP32_NBYTES
 from ddlsim.workload.roles import weight_units
 
 
@@ -34,6 +38,17 @@ class Bucket:
     ready_layer: int
     first_layer: int
     priority: int
+
+
+def rounded(nbytes: float) -> int:
+    """Return the number of float32 elements in a gradient of `nbytes`."""
+    return round(nbytes / FP32_NBYTES)
+
+
+def backwards(buckets: Sequence[Bucket]) -> list[slice]:
+    """Return the slices of the flat gradient that buckets hold; buckets begin with its last tensor."""
+    ends = [rounded(nbytes) for nbytes in np.cumsum([0.0, *(bucket.nbytes for bucket in buckets)]).tolist()]
+    return [slice(ends[-1] - end, ends[-1] - start) for start, end in pairwise(ends)]
 
 
 def _bucket(nbytes: float, layer: int) -> Bucket:

@@ -13,6 +13,7 @@ All are computed from what the layers keep (:mod:`ddlsim.workload.activations`),
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,7 +46,6 @@ from ddlsim.workload.roles import (
     weight_units,
 )
 from ddlsim.workload.stacks import Stack, load_stack
-from ddlsim.workload.table_placement import held_params
 
 if TYPE_CHECKING:
     from ddlsim.workload.compute import Workload
@@ -54,6 +54,18 @@ if TYPE_CHECKING:
 
 #: what is recomputed in the backward pass instead of being kept
 RECOMPUTE = ("none", "selective", "operators", "full", "early-stop", "segments")
+
+
+def held_params(model: Model, n_workers: int) -> int:
+    """Return the parameters on the fullest device: all but the tables, and its share of these.
+
+    Tables go, the largest first, to the device with the least so far (Graham 1969: at most 4/3 of the optimum).
+    """
+    held = [0] * n_workers
+    tables = [n for layer in model.layers if layer.model_parallel for _, n in layer.tensors]
+    for elements in sorted(tables, reverse=True):
+        heapq.heapreplace(held, held[0] + elements)
+    return model.n_params - sum(tables) + max(held)
 
 
 def layer_nbytes(
@@ -77,29 +89,25 @@ def _n_shards(layer: Layer, role: str, tensor: int, sequence: bool) -> int:
 
 
 def _kept_inputs(
-    layers: Sequence[Layer], nbytes: list[float], precision: str, tensor: int, sequence: bool, stack: Stack
+    layers: Sequence[Layer], kinds: Sequence[str], kept: list[float], dtype: str, shard: tuple[int, bool], stack: Stack
 ) -> None:
     """Adjust the bytes that layers keep to how a stack keeps the inputs of matrix products.
 
     ``keeps_low_precision_inputs``: in 8 bits, in addition to 16-bit copies that attention and ReLU keep.
     ``keeps_gathered``: as gathered from a tensor group with sequence parallelism, instead of gathering them again.
     """
-    kinds, element, inside = roles(layers), ELEMENT_NBYTES[precision], [layer.block > 0 for layer in layers]
-    low = (
-        LOW_PRECISIONS[precision].operand
-        if stack.keeps_low_precision_inputs and precision in LOW_PRECISIONS
-        else element
-    )
+    (tensor, sequence), element, inside = shard, ELEMENT_NBYTES[dtype], [layer.block > 0 for layer in layers]
+    low = LOW_PRECISIONS[dtype].operand if stack.keeps_low_precision_inputs and dtype in LOW_PRECISIONS else element
     for i, layer in enumerate(layers):
         if layer.heads and inside[i] and low < element:  # its last product keeps a copy of the mixed values
-            nbytes[i] += low * layer.out_shape[0] * layer.heads * layer.head_size / tensor
+            kept[i] += low * layer.out_shape[0] * layer.heads * layer.head_size / tensor
         if i + 1 == len(layers) or not (layers[i + 1].heads or layers[i + 1].type in ("dense", "swiglu", "tied_dense")):
             continue
         n_out, ways = math.prod(layer.out_shape), _n_shards(layer, kinds[i], tensor, sequence)
         operand = low if inside[i] and inside[i + 1] else element
-        nbytes[i] += (operand if layer.type == "relu" and low < element else operand - element) * n_out / ways
+        kept[i] += (operand if layer.type == "relu" and low < element else operand - element) * n_out / ways
         if stack.keeps_gathered and sequence and kinds[i] == WHOLE:
-            nbytes[i] += operand * n_out * (1.0 - 1.0 / tensor)
+            kept[i] += operand * n_out * (1.0 - 1.0 / tensor)
 
 
 def kept_nbytes(
@@ -113,14 +121,14 @@ def kept_nbytes(
     (as in the paper). "full" recomputes transformer layers from their inputs, "segments" segments of layers
     (:func:`segments`).
     """
-    scores = not flash and recompute != "selective"
+    scores, kinds = not flash and recompute != "selective", roles(layers)
     nbytes = [
         layer_nbytes(layer, precision, role, tensor, sequence=sequence, scores=scores)
-        for layer, role in zip(layers, roles(layers), strict=True)
+        for layer, role in zip(layers, kinds, strict=True)
     ]
     element = ELEMENT_NBYTES[precision]
     if stack is not None:
-        _kept_inputs(layers, nbytes, precision, tensor, sequence, stack)
+        _kept_inputs(layers, kinds, nbytes, precision, (tensor, sequence), stack)
     if recompute == "operators":
         unread = stack is not None and stack.keeps_unused_outputs
         return _operators_nbytes(layers, nbytes, element, tensor, sequence=sequence, unread=unread)

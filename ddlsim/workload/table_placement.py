@@ -13,7 +13,6 @@ part of a gradient exchange and are not simulated.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -25,18 +24,6 @@ from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES
 
 if TYPE_CHECKING:
     from ddlsim.workload.compute import Workload
-
-
-def held_params(model: Model, n_workers: int) -> int:
-    """Return the parameters on the fullest device: all but the tables, and its share of these.
-
-    Tables go, the largest first, to the device with the least so far (Graham 1969: at most 4/3 of the optimum).
-    """
-    held = [0] * n_workers
-    tables = [n for layer in model.layers if layer.model_parallel for _, n in layer.tensors]
-    for elements in sorted(tables, reverse=True):
-        heapq.heapreplace(held, held[0] + elements)
-    return model.n_params - sum(tables) + max(held)
 
 
 def table_exchange_nbytes(model: Model, batch_size: int, n_workers: int, precision: str = "fp32") -> float:

@@ -4,9 +4,9 @@ import pytest
 
 import ddlsim
 from ddlsim.cluster import MultiGpu, star
-from ddlsim.workload.memory import memory_of
+from ddlsim.workload.memory import held_params, memory_of
 from ddlsim.workload.model import load_model
-from ddlsim.workload.table_placement import held_params, table_exchange_nbytes
+from ddlsim.workload.table_placement import table_exchange_nbytes
 
 RECOMMENDER = """
 title = "two features of 8 numbers from five tables"
