@@ -34,7 +34,8 @@ def text(validation: Validation) -> str:
 
 def cells(validation: Validation) -> list[tuple[str, ...]]:
     """Return a header and one row per run; the columns :data:`LEFT` contain text."""
-    return [("", "run", "measured", "predicted", "error", "interval (95 %)"), *map(_row, validation.rows)]
+    declined = [("declined", d.label, rate(d.run.throughput), "-", "-", "-") for d in validation.declined]
+    return [("", "run", "measured", "predicted", "error", "interval (95 %)"), *map(_row, validation.rows), *declined]
 
 
 def notes(validation: Validation) -> list[str]:
@@ -44,6 +45,10 @@ def notes(validation: Validation) -> list[str]:
         summary = validation.summary(fitted=fitted)
         if summary is not None:
             lines.append(f"{what}: {_summary(summary)}")
+    if validation.declined:
+        n = len(validation.declined)
+        lines.append(f"declined: {n} of {count(n + len(validation.rows), 'run')}, which the errors do not include")
+        lines += [f"{declined.label}: {declined.reason}" for declined in validation.declined]
     said = (note for row in validation.rows if row.interval is not None for note in row.interval.notes)
     lines += dict.fromkeys(said)
     fitted_values = validation.known.fitted
