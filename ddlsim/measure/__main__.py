@@ -26,6 +26,7 @@ from ddlsim.measure.table import Measurement
 from ddlsim.output_files import write_text
 from ddlsim.plain import whole_numbers
 from ddlsim.printable import shown
+from ddlsim.readable import percent
 from ddlsim.units import parse
 
 if TYPE_CHECKING:
@@ -194,11 +195,12 @@ def _measure_device(out: str, profile: str, budget: str, others: Mapping[str, ob
     compared = list(predictions(measured, device))
     errors = [abs(each.predicted / each.measured - 1.0) for each in compared if each.what == "product"]
     print(
-        f"{len(errors)} products: mean error {sum(errors) / len(errors):.1%}, worst {max(errors):.0%}", file=sys.stderr
+        f"{len(errors)} products: mean error {percent(sum(errors) / len(errors))}, worst {percent(max(errors), 0)}",
+        file=sys.stderr,
     )
     for each in (each for each in compared if each.what == "step"):
         times = f"measured {each.measured * 1e3:.4g} ms, predicted {each.predicted * 1e3:.4g} ms"
-        print(f"{each.label}: {times} ({each.predicted / each.measured - 1.0:+.0%})", file=sys.stderr)
+        print(f"{each.label}: {times} ({percent(each.predicted / each.measured - 1.0, 0, '+')})", file=sys.stderr)
     print(f"wrote {out}", file=sys.stderr)
 
 

@@ -24,7 +24,7 @@ from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.extras import needs
-from ddlsim.readable import count
+from ddlsim.readable import count, percent
 from ddlsim.run.experiment import StrategyLike
 from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.calibration_file import load_calibration
@@ -60,10 +60,10 @@ class Cause:
 
     def __str__(self) -> str:
         if self.what == "waiting":
-            return f"jitter of {self.factor:.0%}"
+            return f"jitter of {percent(self.factor, 0)}"
         if self.factor >= 2.0:
             return f"{self.what} x {self.factor:.2g}"
-        return f"{self.what} {100.0 * (self.factor - 1.0):+.0f} %"
+        return f"{self.what} {percent(self.factor - 1.0, 0, '+')}"
 
 
 def causes(run: RunModel, fitted: Fitted, predicted: float) -> list[Cause]:

@@ -63,7 +63,7 @@ def notes(validation: Validation) -> list[str]:
     for row in validation.rows:
         if row.causes:
             lines.append(
-                f"{row.label}: error {100.0 * row.error:+.1f} %, explained by {', or '.join(map(str, row.causes))}"
+                f"{row.label}: error {percent(row.error, sign='+')}, explained by {', or '.join(map(str, row.causes))}"
             )
     return lines
 
@@ -71,7 +71,7 @@ def notes(validation: Validation) -> list[str]:
 def _row(row: ComparedRun) -> tuple[str, ...]:
     interval = "-" if row.interval is None else f"{rate(row.interval.low, '')}to {rate(row.interval.high)}"
     used = "fit" if row.fitted else "held out"
-    return used, row.label, rate(row.run.throughput), rate(row.predicted), f"{100.0 * row.error:+.1f} %", interval
+    return used, row.label, rate(row.run.throughput), rate(row.predicted), percent(row.error, sign="+"), interval
 
 
 def _summary(s: Summary) -> str:
@@ -79,10 +79,10 @@ def _summary(s: Summary) -> str:
         count(s.n, "run"),
         f"mean absolute error {percent(s.mean_absolute)}",
         f"geometric mean {percent(s.geometric_mean)}",
-        f"worst {100.0 * s.worst:+.1f} %",
+        f"worst {percent(s.worst, sign='+')}",
     ]
     if s.in_interval is not None:
-        parts.append(f"{100.0 * s.in_interval:.0f} % in their intervals")
+        parts.append(f"{percent(s.in_interval, 0)} in their intervals")
     if s.kendall_tau is not None:
         parts.append(f"order: Kendall tau {s.kendall_tau:.2f}")
     if s.options:

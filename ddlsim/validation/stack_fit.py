@@ -138,7 +138,9 @@ class StackFit:
         rows = [("run", "measured", "predicted", "error")]
         for run, value in zip(self.runs, self.predicted, strict=True):
             what = f"{run.model or 'run'} on {run.workers}, {run.strategy or 'all-reduce'}, batch {run.batch_size}"
-            rows.append((what, f"{run.throughput:.4g}/s", f"{value:.4g}/s", f"{value / run.throughput - 1.0:+.1%}"))
+            rows.append(
+                (what, f"{run.throughput:.4g}/s", f"{value:.4g}/s", percent(value / run.throughput - 1.0, sign="+"))
+            )
         return "\n".join([*lines, "", *aligned(rows, left=(0,))])
 
 
