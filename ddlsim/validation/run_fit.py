@@ -161,8 +161,8 @@ def _with_network(known: Knowledge, runs: Sequence[RunModel], fit: Sequence[str]
     covariance = np.zeros((n + len(kept),) * 2)
     covariance[:n, :n], covariance[n:, n:] = found.covariance[:n, :n], known.covariance[np.ix_(kept, kept)]
     used = frozenset(name for run in runs for name in run.link_classes)
-    sd = np.sqrt(np.diag(found.covariance)) * t_factors(found.informed, found.dof) * _wider(found.dof)
-    compute_sd = known.compute_sd | {key: float(sd[n + i]) for i, key in enumerate(keys)}
+    spreads = np.sqrt(np.diag(found.covariance)) * t_factors(found.informed, found.dof) * _wider(found.dof)
+    compute_sd = known.compute_sd | {key: float(spreads[n + i]) for i, key in enumerate(keys)}
     values = fitted(np.exp(found.logs))
     return dataclasses.replace(
         known, fitted=values, names=(*names, *(known.names[i] for i in kept)), covariance=covariance,
