@@ -15,6 +15,7 @@ and where memory would not suffice, transformer layers are recomputed.
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import math
 import re
@@ -90,7 +91,9 @@ def read(path: Path) -> tuple[str, list[Row]]:
     """
     missing = "no such file; give a file of published runs"
     if path.suffix.lower() in (".yaml", ".yml", ".json"):
-        return "large", _large_rows(path, decoded(read_bytes(path, missing), str(path)))
+        found = _large_rows(path, decoded(read_bytes(path, missing), str(path)))
+        check_columns(path, "large", [name for row in found if "malformed" not in row for name in row])
+        return "large", found
     lines = csv_rows(path, missing)
     columns = [name.lower().replace(" ", "_") for name in lines[0][1]] if lines else []
     if repeated := {name for name in columns if name and columns.count(name) > 1}:
@@ -101,6 +104,7 @@ def read(path: Path) -> tuple[str, list[Row]]:
     if not hits.get(kind):
         known = "; ".join(f"{name}: {', '.join(each.columns)} and {each.figure}" for name, each in FAMILIES.items())
         raise ConfigError(f"{path}: has the columns of none of the known files; known: {known}")
+    check_columns(path, kind, columns)
     end = columns.index(FAMILIES[kind].figure)
     rows = [cells for _, cells in lines[1:]]
     for cells in rows:
@@ -611,21 +615,50 @@ def _large(row: Row) -> tuple[float, float | None]:
 
 
 class Family(NamedTuple):
-    """A kind of file: columns that tell it, the published figure's column and unit, and how a row is predicted."""
+    """A kind of file: columns that tell it, the published figure's column and unit, how a row is predicted, and further
+    columns of its files."""
 
     columns: tuple[str, ...]
     figure: str
     unit: str
     predict: Callable[[Row], tuple[float, float | None]]
+    further: tuple[str, ...] = ()
+
+    @property
+    def known(self) -> set[str]:
+        """All columns of such files."""
+        return {*self.columns, *self.further, self.figure}
+
+
+#: columns of the four tables
+COMMON = ("model", "system", "recompute", "sequence", "fsdp", "tensor")
+OF_GPUS = (*COMMON, "gpus", "precision", "global_batch", "pipeline", "context")
 
 
 FAMILIES = {
-    "bridge": Family(("release", "virtual", "expert", "routing"), "tokens_per_s_gpu", TOKENS, _bridge),
-    "torchtitan": Family(("source", "async_tensor", "compile"), "tokens_per_s_gpu", TOKENS, _torchtitan),
-    "fms": Family(("nic_gbit_per_s", "sharding"), "tokens_per_s_gpu", TOKENS, _fms),
-    "maxtext": Family(("slices", "chips_per_slice"), "tflops_chip", "TFLOP/s per chip", _maxtext),
+    "bridge": Family(("release", "virtual", "expert", "routing"), "tokens_per_s_gpu", TOKENS, _bridge,
+                     (*OF_GPUS, "micro_batch", "tflops_gpu")),
+    "torchtitan": Family(("source", "async_tensor", "compile"), "tokens_per_s_gpu", TOKENS, _torchtitan,
+                         (*OF_GPUS, "local_batch", "schedule", "memory_gib")),
+    "fms": Family(("nic_gbit_per_s", "sharding"), "tokens_per_s_gpu", TOKENS, _fms,
+                  (*COMMON, "gpus", "local_batch", "table")),
+    "maxtext": Family(("slices", "chips_per_slice"), "tflops_chip", "TFLOP/s per chip", _maxtext,
+                      (*COMMON, "layers", "width", "mlp", "heads", "head_size", "local_batch", "mfu_percent")),
     "large": Family(LARGE[:-1], "seconds", "s", _large),
-}
+}  # fmt: skip
+
+
+def check_columns(path: Path, kind: str, columns: Sequence[str]) -> None:
+    """Raise ConfigError for a misspelt column of a file; print the columns that are not used on stderr."""
+    known = FAMILIES[kind].known
+    unknown = [name for name in dict.fromkeys(columns) if name and name not in known]
+    for name in unknown:
+        absent = sorted(known.difference(columns))
+        near = [each for each in absent if set(each.split("_")) <= set(name.split("_"))]
+        if near := near or difflib.get_close_matches(name, absent, 1, 0.75):
+            raise ConfigError(f"{path}: unknown column {shown(name)}; did you mean {near[0]!r}?")
+    if unknown:
+        print(f"note: {path}: unknown columns are not used: {listed(unknown)}", file=sys.stderr)
 
 
 def judge(path: Path) -> Iterator[Judged]:

@@ -39,9 +39,9 @@ def rate(value: float, unit: str = "samples/s") -> str:
     return f"{value:,.0f} {unit}" if value >= 1000.0 else f"{value:.4g} {unit}"
 
 
-def percent(share: float) -> str:
-    """Return a share as "93.1 %"."""
-    return f"{100.0 * share:.1f} %"
+def percent(share: float, digits: int = 1, sign: str = "") -> str:
+    """Return a share as "93.1 %"; with `sign` "+", positive ones as "+93.1 %"."""
+    return f"{100.0 * share:{sign}.{digits}f} %"
 
 
 def spread(share: float) -> str:

@@ -201,3 +201,9 @@ def test_where_all_is_values_every_dataclass_is_frozen(package):
                 if text.startswith("dataclass") and "frozen=True" not in text:
                     changing.add(node.name)
     assert changing == VALUES[package]
+
+
+def test_percentages_have_one_format():
+    """``percent`` writes them with a space; the format type % would not."""
+    texts = {path: path.read_text(encoding="utf-8") for path in MODULES}
+    assert [str(path) for path, text in texts.items() if re.search(r":[+,]?[\d.]*%\}", text)] == []

@@ -217,8 +217,8 @@ def test_html_has_the_words_of_the_text_and_nothing_that_a_browser_obeys(made, n
 def test_a_run_shows_what_is_known_of_it():
     run = timed()
     assert "call result.interval() to simulate it" in run._repr_html_()
-    assert "(95%), from jitter" in str(run)  # for which it is simulated
-    assert "(95%), from jitter" in run._repr_html_()
+    assert "(95 %), from jitter" in str(run)  # for which it is simulated
+    assert "(95 %), from jitter" in run._repr_html_()
 
 
 def test_splits_of_a_model_are_a_table():

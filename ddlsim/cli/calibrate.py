@@ -16,6 +16,7 @@ from ddlsim.cli.output import check_folder, check_page, check_picture, write_fil
 from ddlsim.errors import ConfigError, shown
 from ddlsim.named_code import imported
 from ddlsim.output_files import json_rows, save_csv
+from ddlsim.readable import percent
 
 if TYPE_CHECKING:
     from ddlsim.validation import Calibration
@@ -63,14 +64,15 @@ def validate(
             used: None if s is None else vars(s)
             for used, s in (("fit", found.summary(fitted=True)), ("held_out", found.summary(fitted=False)))
         }
-        typer.echo(json.dumps({"rows": json_rows(found.table), "summary": sums, "error": found.error}, indent=2))
+        about = {"summary": sums, "declined": len(found.declined), "error": found.error}
+        typer.echo(json.dumps({"rows": json_rows(found.table), **about}, indent=2))
     else:
         typer.echo(str(found))
     write_file(plot, found.plot)
     write_file(html, lambda path: found.save_html(path, f"{runs.name} on {cluster}"))
     write_file(table, lambda path: save_csv(found.table, path))
     if limit is not None and not found.within(limit):
-        typer.echo(f"mean absolute error {found.error:.1%} exceeds the tolerance of {limit:.1%}", err=True)
+        typer.echo(f"mean absolute error {percent(found.error)} exceeds the tolerance of {percent(limit)}", err=True)
         raise typer.Exit(1)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,7 @@ from ddlsim.cli import completion
 from ddlsim.cli.application import app
 from ddlsim.cli.options import arg, opt, passed
 from ddlsim.cli.output import check_folder, write_file
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.plain import parse_value
 from ddlsim.printable import shown
 
@@ -65,7 +66,7 @@ def import_file(
     check_folder(out)
     from ddlsim.cluster import Cluster
     from ddlsim.imports import HorovodTimeline, KinetoTrace, MlperfRun, Timing, detect_kind, read_any
-    from ddlsim.imports.detect import MACHINES
+    from ddlsim.imports.detect import KINDS, MACHINES, argument_of
     from ddlsim.plan import Plan
 
     if device is not None:
@@ -75,13 +76,24 @@ def import_file(
     said: dict[str, object] = {"operation": operation, "n_ranks": ranks, "bandwidth": bandwidth, "latency": latency}
     said |= {"device": device, "n_hosts": hosts if chosen in MACHINES else None}
     said |= {"ignore_unknown": ignore_unknown or None, **dict(_fact(text) for text in facts or [])}
-    content = read_any(file, kind=chosen, facts=passed(**said))
+    if chosen not in KINDS:
+        raise unknown_name("kind", chosen, KINDS, "--kind")
+    options = _options(chosen)
+    for name in passed(**said):
+        if argument_of(name, chosen) not in options:
+            option = _OPTIONS.get(name, f"--set {name}")
+            known = f"accepted: {', '.join(options.values()) or 'no such options'}"
+            raise ConfigError(f"{option} has no effect, because {file} is read as {chosen} ({known}); remove {option}")
+    try:
+        content = read_any(file, kind=chosen, facts=passed(**said))
+    except ConfigError as error:
+        raise type(error)(_in_options(str(error), options)) from None
     if isinstance(content, Cluster):
         _refuse(file, chosen, {"--model": model, "--hosts": None if chosen in MACHINES else hosts})
         typer.echo(content.summary())
         write_file(out, content.save)
         for note in content.notes:
-            typer.echo(shown(f"note: {note}"), err=True)
+            typer.echo(shown(f"note: {_in_options(note, options)}"), err=True)
         return
     if isinstance(content, Plan):
         _refuse(file, chosen, {"--model": model, "--hosts": hosts})
@@ -118,6 +130,34 @@ def _fact(text: str) -> tuple[str, object]:
     if not (name and equals):
         raise ConfigError(f"--set {text!r}: must be name=value, such as pcie_bandwidth='32 GB/s'")
     return name, parse_value(value)
+
+
+#: arguments of :func:`ddlsim.imports.read_any` -> options of this command; others are set by ``--set``
+_OPTIONS = {"n_ranks": "--ranks", "n_hosts": "--hosts", "ignore_unknown": "--ignore-unknown"}
+_OPTIONS |= {name: f"--{name}" for name in ("operation", "device", "bandwidth", "latency")}
+
+
+def _options(kind: str) -> dict[str, str]:
+    """Return the option for each argument of the reader of a kind of file."""
+    from ddlsim.imports.detect import argument_of, facts_of
+
+    known = {argument_of(name, kind): option for name, option in _OPTIONS.items()}
+    return {name: known.get(name, f"--set {name}=...") for name in sorted(facts_of(kind))}
+
+
+def _in_options(message: str, options: Mapping[str, str]) -> str:
+    """Return a message of a reader with options in place of arguments: "--hosts" for "n_hosts (--hosts)"."""
+
+    def option(found: re.Match[str]) -> str:
+        written, value = options[found["name"]], (found["value"] or "").replace("True", "true")
+        if not value or written == "--ignore-unknown":
+            return written
+        return written.replace("...", value) if "=" in written else f"{written} {value}"
+
+    words = ("operation", "device", "bandwidth", "latency")
+    names = [rf"(?<=\bset ){name}|(?<=\bremove ){name}" if name in words else name for name in options]
+    argument = rf"(?<![\w-])(?P<name>{'|'.join(names)})\b(?: ?= ?(?P<value>'[^']*'|\w+))?(?: \(--[^)]*\))?"
+    return re.sub(argument, option, message) if names else message
 
 
 def _refuse(file: Path, kind: str, options: dict[str, object]) -> None:

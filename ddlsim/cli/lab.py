@@ -16,6 +16,7 @@ from ddlsim.cli.options import Json, arg, opt
 from ddlsim.cli.output import check_folder, print_table
 from ddlsim.errors import ConfigError
 from ddlsim.printable import shown
+from ddlsim.readable import percent
 from ddlsim.units import parse
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def _cells(comparison: Comparison, as_json: bool) -> dict[str, object]:
         "measured": seconds(row.median_s),
         "spread": f"{seconds(row.min_s)} - {seconds(row.max_s)}",
         "predicted": seconds(comparison.predicted),
-        "error": f"{comparison.error:+.1%}",
+        "error": percent(comparison.error, sign="+"),
     }
 
 

@@ -15,6 +15,7 @@ from ddlsim.cli.application import app, show
 from ddlsim.cli.options import Algorithm, Json, Model, arg, opt
 from ddlsim.cli.output import check_picture, print_table, write_file
 from ddlsim.printable import shown
+from ddlsim.readable import percent
 
 
 @app.command("warm-up")
@@ -145,13 +146,14 @@ def _rates(device: ddlsim.Device) -> list[str]:
         share = (
             None if kernels is None else kernels.gemm.get(kind, kernels.gemm.get("bf16") if kind == "fp16" else None)
         )
-        reached = "" if share is None else f" (matrix products reach {share:.0%})"
+        reached = "" if share is None else f" (matrix products reach {percent(share, 0)})"
         peaks.append(f"{kind} {flops / 1e12:.5g}{reached}")
     lines = [f"  memory  {memory}", f"  TFLOP/s {', '.join(peaks)}"]
     if kernels is None:
         return [*lines, f"  rates   convolutional networks: {device.efficiency_basis}"]
     attention = ", ".join(
-        f"{name} {each.forward:.0%} forward, {each.backward:.0%} backward" for name, each in kernels.attention.items()
+        f"{name} {percent(each.forward, 0)} forward, {percent(each.backward, 0)} backward"
+        for name, each in kernels.attention.items()
     )
     return [*lines, f"  fused attention (share of the 16-bit peak): {attention}", f"  rates   {kernels.source}"]
 

@@ -532,6 +532,9 @@ def _read_json(stem: str, text: str) -> Cluster:
     try:
         ids = [node["id"] for node in data["nodes"]]
         _check_references(ids, [end for edge in data[edges] for end in (edge["source"], edge["target"])])
+        several = data.get("multigraph", True)
+        links = [(edge["source"], edge["target"], edge.get("key")) for edge in data[edges]]
+        _check_repeated([link for link in links if not (several and link[2] is None)], data.get("directed", False))
         graph = nx.node_link_graph(data, edges=edges)
     except ConfigError:
         raise
@@ -555,6 +558,20 @@ def _check_references(nodes: list[Any], ends: list[Any]) -> None:
             )
 
 
+def _check_repeated(links: list[tuple[Any, Any, Any]], directed: bool) -> None:
+    """Raise ConfigError for a link (source, target, key) that networkx would merge with an earlier one."""
+    seen = set()
+    for source, target, key in links:
+        link = (source, target, key) if directed else (frozenset((source, target)), key)
+        if link in seen:
+            what = "" if key is None else f" with key {shown(key)}"
+            raise ConfigError(
+                f"the edge {shown(source)} - {shown(target)}{what} appears twice; remove one or, for parallel links, "
+                "use different keys (with multigraph = true)"
+            )
+        seen.add(link)
+
+
 def _read_graphml(stem: str, text: str) -> Cluster:
     from xml.etree.ElementTree import ParseError
 
@@ -576,6 +593,8 @@ def _read_graphml(stem: str, text: str) -> Cluster:
             [attributes["id"] for tag, attributes in elements if tag == "node"],
             [attributes[end] for tag, attributes in elements if tag == "edge" for end in ("source", "target")],
         )
+        named = [attributes for tag, attributes in elements if tag == "edge" and "id" in attributes]
+        _check_repeated([(edge["source"], edge["target"], edge["id"]) for edge in named], directed=True)
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # networkx only warns if keys have no type
             graph: nx.Graph[Any] = nx.parse_graphml(text, force_multigraph=True)

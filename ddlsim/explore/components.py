@@ -23,6 +23,7 @@ from ddlsim.bundled import bundled_files
 from ddlsim.errors import DdlsimError
 from ddlsim.explore.jobs import Jobs, Progress
 from ddlsim.printable import shown
+from ddlsim.readable import percent
 from ddlsim.report.drawing import COLOURS
 from ddlsim.run.experiment import Experiment
 from ddlsim.study import Study
@@ -298,7 +299,7 @@ def bars(rows: Sequence[tuple[str, Sequence[float | None]]], series: Sequence[st
 
 
 def _gain(gain: float | None) -> str:
-    return "-" if gain is None else f"{gain:+.1%}"
+    return "-" if gain is None else percent(gain, sign="+")
 
 
 def lines(texts: Sequence[str], kind: str) -> str:

@@ -174,7 +174,7 @@ def read_any(path: str | Path, *, kind: str | None = None, facts: Mapping[str, o
     names = facts_of(chosen)
     arguments: dict[str, object] = {}
     for name, value in (facts or {}).items():
-        argument = {"bandwidth": _BANDWIDTH, "latency": _LATENCY}.get(name, {}).get(chosen, name)
+        argument = argument_of(name, chosen)
         if argument not in names:
             known = ", ".join(sorted(names)) if names else "none"
             raise ConfigError(
@@ -196,6 +196,11 @@ def read_any(path: str | Path, *, kind: str | None = None, facts: Mapping[str, o
 def facts_of(kind: str) -> set[str]:
     """Return the names of the facts accepted by the reader of a kind of file."""
     return set(inspect.signature(_reader(kind)).parameters) - {"path"}
+
+
+def argument_of(fact: str, kind: str) -> str:
+    """Return the argument of the reader of a kind of file that a fact sets."""
+    return {"bandwidth": _BANDWIDTH, "latency": _LATENCY}.get(fact, {}).get(kind, fact)
 
 
 @checked

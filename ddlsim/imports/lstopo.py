@@ -20,6 +20,7 @@ from ddlsim.imports.machines import assemble, nic_rate, pcie_rate
 from ddlsim.imports.pci_tree import RATE, PciTree, bus_id, computes
 from ddlsim.imports.text import read_text, warn
 from ddlsim.imports.xml_tree import Element, parse_xml, walk
+from ddlsim.readable import percent
 
 _PACKAGES = ("Package", "Socket")
 #: payload share of the link's speed: a lane of PCIe 3.0 carries 8 GT/s in a 128b/130b code
@@ -87,7 +88,10 @@ def read_lstopo(
     if nvlink_bandwidth is None and not n_links and reader.n_accelerators > 1:
         tree.notes.append("the file lists no NVLink or xGMI links, so the GPUs are connected by PCIe only")
         warn(f"{path}: {tree.notes[-1]}; set nvlink_bandwidth if there is an NVSwitch")
-    notes = [f"PCIe carries {_CARRIED:.0%} of the links' speed, as NCCL counts (src/graph/topo.cc)", *reader.notes]
+    notes = [
+        f"PCIe carries {percent(_CARRIED, 0)} of the links' speed, as NCCL counts (src/graph/topo.cc)",
+        *reader.notes,
+    ]
     return assemble(root.source.path, [machine] * n_hosts, device, network_latency, [*notes, *tree.notes])
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
+from ddlsim.readable import percent
 
 MOST_HOSTS = 64
 #: latency of a frame over a veth pair in s; links up to twice this latency get no delay
@@ -226,9 +227,9 @@ def _notes(cluster: Cluster, where: Sequence[int], efficiency: float) -> tuple[s
         efficiencies = cluster.link_efficiency[~np.array(inside)]
         far = efficiencies[np.abs(efficiencies - efficiency) > 0.005]
         if len(far):
-            in_file = f"{far[0]:.2%}"
+            in_file = percent(far[0], 2)
             notes.append(
-                f"TCP/IP on Ethernet leaves {efficiency:.2%} of a link's bandwidth for payload, but the cluster file "
-                f"specifies {in_file}; predictions and measurements differ by the ratio of the two"
+                f"TCP/IP on Ethernet leaves {percent(efficiency, 2)} of a link's bandwidth for payload, but the "
+                f"cluster file specifies {in_file}; predictions and measurements differ by the ratio of the two"
             )
     return tuple(notes)

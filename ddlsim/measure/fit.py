@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ddlsim.errors import ConfigError
 from ddlsim.extras import needs
+from ddlsim.readable import percent
 from ddlsim.workload.compute import PerKernel, make_workload
 from ddlsim.workload.devices import AttentionRates, Device, Kernels, device_names, load_device
 from ddlsim.workload.model import load_model
@@ -72,13 +73,13 @@ def comparison(compared: Sequence[Prediction]) -> list[str]:
     """Return lines with the error of the products and of each step, and a warning if the products' is large."""
     errors = [abs(each.predicted / each.measured - 1.0) for each in compared if each.what == "product"]
     mean = sum(errors) / len(errors)
-    lines = [f"{len(errors)} products: mean error {mean:.1%}, worst {max(errors):.0%}"]
+    lines = [f"{len(errors)} products: mean error {percent(mean)}, worst {percent(max(errors), 0)}"]
     if mean > POOR_FIT:
         idle = "run nothing else on the machine (on CPUs, try OMP_NUM_THREADS=1), or increase --budget"
         lines.append(f"warning: the device file does not describe these times; {idle}")
     for each in (each for each in compared if each.what == "step"):
         times = f"measured {each.measured * 1e3:.4g} ms, predicted {each.predicted * 1e3:.4g} ms"
-        lines.append(f"{each.label}: {times} ({each.predicted / each.measured - 1.0:+.0%})")
+        lines.append(f"{each.label}: {times} ({percent(each.predicted / each.measured - 1.0, 0, '+')})")
     return lines
 
 

@@ -17,6 +17,7 @@ from ddlsim.planner.evaluate import Evaluator
 from ddlsim.planner.recommendation import Choice, best_of
 from ddlsim.planner.search import Trial, levels, spread_of
 from ddlsim.planner.target import Figures, Miss, Target
+from ddlsim.readable import percent
 from ddlsim.run.experiment import Experiment
 from ddlsim.study.worker import DONE, Outcome
 from ddlsim.ties import in_order
@@ -136,5 +137,5 @@ def _reasons(choice: Choice, others: dict[Candidate, str]) -> tuple[str, ...]:
 def _reason(choice: Choice, target: Target) -> str:
     figures: Figures = choice.figures
     if figures.total_time is None or math.isinf(figures.total_time):
-        return f"reaches {choice.accuracy or 0.0:.1%} at best"
-    return f"reaches {target.accuracy or 0.0:.1%} after {figures.total_time:,.4g} s"
+        return f"reaches {percent(choice.accuracy or 0.0)} at best"
+    return f"reaches {percent(target.accuracy or 0.0)} after {figures.total_time:,.4g} s"

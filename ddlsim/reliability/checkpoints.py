@@ -108,6 +108,8 @@ class Checkpoints:
             raise ConfigError(
                 f"Checkpoints: 'stall' and {other!r} both determine the cost of a checkpoint; set only one of them"
             )
+        if not given and self.nbytes is not None:
+            raise ConfigError(f"Checkpoints: nbytes = {self.nbytes!r} has no effect with 'stall'; remove one of them")
         if not given and self.asynchronous:
             raise ConfigError("Checkpoints: asynchronous = True: the write time is unknown; set 'bandwidth' or 'to'")
 

@@ -180,7 +180,7 @@ def _mean(row: pd.Series[float], metric: str) -> Cell:
     if math.isinf(row[metric]) and row["n"] > 1:
         return Cell("not by every seed", "")
     half = float(row[f"{metric}_high"]) - float(row[metric])
-    if not math.isfinite(half) or half == 0.0 or not row[metric]:
+    if not math.isfinite(half) or half == 0.0 or not row[metric] or METRICS[metric].kind == "stability":
         return cell
     remark = f"± {percent(half / abs(float(row[metric])))}"
     if metric.endswith("_share") or metric in ("efficiency", "accuracy"):

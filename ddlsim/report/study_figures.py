@@ -17,7 +17,7 @@ import numpy as np
 from ddlsim.cluster.cluster import Floats
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.extras import needs
-from ddlsim.readable import count, in_words, seconds, si, size
+from ddlsim.readable import count, in_words, percent, seconds, si, size
 from ddlsim.report import study_labels as labels
 from ddlsim.report.drawing import (
     COLOURS,
@@ -356,7 +356,7 @@ def tornado(sensitivities: Sequence[Sensitivity], path: str | Path | None = None
     """
     if not sensitivities:
         raise ConfigError("tornado: sensitivities is empty; pass result.sensitivities() of a completed run")
-    names = [f"{'-' if 'latency' in s.what else '+'}{s.change:.0%} {_part(s.what)}" for s in sensitivities]
+    names = [f"{'-' if 'latency' in s.what else '+'}{percent(s.change, 0)} {_part(s.what)}" for s in sensitivities]
     without = [_part(s.what) for s in sensitivities if abs(s.gain) < _NO_GAIN]
     found = [(name, 100.0 * s.gain) for name, s in zip(names, sensitivities, strict=True) if abs(s.gain) >= _NO_GAIN]
     gains = [gain for _, gain in found]

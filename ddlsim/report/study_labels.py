@@ -135,7 +135,9 @@ def _with_interval(row: pd.Series[Any], name: str, write: Callable[[float], str]
         return f"never{reached}"
     if reached:
         return f"median {write(mean)}{reached}"
-    return write(mean) if math.isnan(high) or not mean else f"{write(mean)} +-{percent((high - mean) / abs(mean))}"
+    if math.isnan(high) or not mean or METRICS[name].kind == "stability":  # a spread is uncertain by nature
+        return write(mean)
+    return f"{write(mean)} +-{percent((high - mean) / abs(mean))}"
 
 
 def _ends(table: Table) -> list[str]:

@@ -152,7 +152,7 @@ def _interval(result: Result, simulate: bool) -> Iterator[Line]:
         return
     low, high = rate(found.throughput.low), rate(found.throughput.high)
     causes += ["errors of similar predictions"] if result.n_workers > 1 else []
-    yield "interval", f"{low} to {high} ({found.throughput.level:.0%}), from {' and '.join(causes)}"
+    yield "interval", f"{low} to {high} ({percent(found.throughput.level, 0)}), from {' and '.join(causes)}"
     yield from (("note", note) for note in found.throughput.notes)
 
 

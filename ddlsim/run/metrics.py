@@ -10,6 +10,7 @@ from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ddlsim.readable import duration, percent, rate, seconds, si, size, spread
+from ddlsim.ties import FLOOR
 
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
@@ -136,6 +137,10 @@ def _spread(result: Result) -> float | None:
     return None if result.known_stability is None else result.known_stability.throughput_spread
 
 
+def _stable_to(share: float) -> str:
+    return "rounding" if share <= FLOOR else spread(share)
+
+
 _KWH = 1.0 / 3.6e6
 #: name -> metric, in the order in which reports show them
 METRICS = {
@@ -148,7 +153,7 @@ METRICS = {
         Metric("lost_work", "s", attrgetter("lost_work"), "lost work", duration, kind="failure_timeline"),
         Metric("availability", "", attrgetter("availability"), "availability", percent,
                larger_is_better=True, kind="failure_timeline", factor=100.0, drawn_in="%"),
-        Metric("throughput_spread", "", _spread, "stable to", spread, kind="stability"),
+        Metric("throughput_spread", "", _spread, "stable to", _stable_to, kind="stability"),
         Metric("step_time", "s", attrgetter("step_time"), "step time", seconds, of_clock=True),
         Metric("speedup", "", attrgetter("speedup"), "speed-up", _number(".4g"),
                larger_is_better=True, of_clock=True, narrow=("speed-up", _number(".2f"))),

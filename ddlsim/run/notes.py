@@ -101,7 +101,7 @@ def handed_over_notes(context: RunContext, monitor: Monitor | None) -> Iterator[
         share = nbytes / task.network.initial_params.nbytes
         yield (
             "running statistics of batch normalisation are sent along with the parameters, but their "
-            f"{nbytes / 1e3:.4g} kB ({share:.2%} of the parameters) are not counted as bytes sent"
+            f"{nbytes / 1e3:.4g} kB ({percent(share, 2)} of the parameters) are not counted as bytes sent"
         )
 
 

@@ -256,7 +256,12 @@ def place(experiment: Experiment) -> Placed:
 
 
 def _with_device(cluster: Cluster, device: DeviceLike | None) -> Cluster:
-    """Return a cluster with NVLinks that are at most as fast as :func:`nvlink_limits` permits."""
+    """Return a cluster with NVLinks that are at most as fast as :func:`nvlink_limits` permits.
+
+    A bundled cluster is loaded again, because its links may have the limits of another device.
+    """
+    if is_bundled(cluster):
+        cluster = load_cluster(str(text_of(cluster)))
     limits = nvlink_limits(cluster, device)
     if limits is None:
         return cluster

@@ -22,6 +22,7 @@ from ddlsim.learning.monitor import Monitor, Row, first_reaching
 from ddlsim.network import BusyIntervals
 from ddlsim.output_files import write_text
 from ddlsim.plan import Plan
+from ddlsim.readable import percent
 from ddlsim.reliability.faults import Fault
 from ddlsim.run import costs
 from ddlsim.run.experiment import Experiment
@@ -784,7 +785,7 @@ class Result(SuggestsAttributes):
 
     def __repr__(self) -> str:
         fits = "" if self.fits else " if it fitted in memory"
-        figures = f"{self.throughput:.4g} samples/s, efficiency {self.efficiency:.1%}"
+        figures = f"{self.throughput:.4g} samples/s, efficiency {percent(self.efficiency)}"
         return f"<Result: {self.n_workers} workers, {figures}{fits}>"
 
     @cached_property

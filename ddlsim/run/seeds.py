@@ -21,6 +21,7 @@ from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.learning import Training
 from ddlsim.learning.monitor import Row, first_reaching
 from ddlsim.printable import shown
+from ddlsim.readable import percent
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.processes import ProcessDied, Processes
@@ -67,8 +68,8 @@ class Interval:
         if self.n == 0:
             return f"never, in {self.n_missed} seeds"
         if not self.n_missed:
-            return f"{self.mean:.4g} ({self.confidence:.0%}: {self.low:.4g} to {self.high:.4g})"
-        low = "" if math.isnan(self.low) else f"{self.confidence:.0%}: at least {self.low:.4g}; "
+            return f"{self.mean:.4g} ({percent(self.confidence, 0)}: {self.low:.4g} to {self.high:.4g})"
+        low = "" if math.isnan(self.low) else f"{percent(self.confidence, 0)}: at least {self.low:.4g}; "
         reached = f"{low}{self.n} of {self.n + self.n_missed} seeds"
         return f"median {self.median:.4g}, mean at least {self.mean:.4g} ({reached})"
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.errors import ConfigError
+from ddlsim.readable import percent
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.simulate import clock_of, complete
 from ddlsim.strategies import contract
@@ -39,7 +40,7 @@ class Sensitivity:
 
     def __str__(self) -> str:
         sign = "-" if self.what.startswith("latency") else "+"
-        return f"{sign}{self.change:.0%} {self.what} gives {self.gain:+.1%} throughput"
+        return f"{sign}{percent(self.change, 0)} {self.what} gives {percent(self.gain, sign='+')} throughput"
 
     def to_dict(self) -> dict[str, object]:
         """Return the fields as plain values."""

@@ -67,7 +67,7 @@ class Communicator:
         self._open: dict[Hashable, _Operation] = {}
         self._entered = [0] * self.n_ranks  # collectives entered by each member
         self._schedules = MemberSchedules(self.order, context.cluster, self.nodes, context.notes, of_nccl=True)
-        self._costs: dict[str, Callable[[Phase], KnownCost]] = {}
+        self._costs: dict[tuple[str, str | Collective], Callable[[Phase], KnownCost]] = {}
         self._known: dict[tuple[Phase, ...], KnownCost] = {}
         self._stream_end = 0.0
 
@@ -146,12 +146,15 @@ class Communicator:
         if self.simulated:
             return
         for phase in self.phases(kind, 1.0, algorithm):
-            if phase.kind not in self._costs:
-                inside = self._by_level(kind, algorithm) or (phase.kind != "all_reduce" and algorithm is None)
-                chosen = self.fabric.algorithm if algorithm is None else algorithm
-                chosen = "auto" if inside and phase.kind == "all_reduce" else "ring" if inside else chosen
-                context, cost = self.context, self.fabric.cost
-                self._costs[phase.kind] = known_cost(context, cost, self.owner, chosen, phase.groups[0], phase.kind)
+            self._cost(phase)
+
+    def _cost(self, phase: Phase) -> Callable[[Phase], KnownCost]:
+        """Return the cost of collectives of the phase's kind and algorithm."""
+        chosen = phase.algorithm or ("auto" if phase.kind == "all_reduce" else "ring")
+        if (phase.kind, chosen) not in self._costs:
+            made = known_cost(self.context, self.fabric.cost, self.owner, chosen, phase.groups[0], phase.kind)
+            self._costs[phase.kind, chosen] = made
+        return self._costs[phase.kind, chosen]
 
     def enter(
         self,
@@ -171,7 +174,7 @@ class Communicator:
         """
         if self.simulated:
             return self.follow(key, worker, nbytes, lambda: self.schedule(nbytes, kind, algorithm))
-        return self.take(key, lambda: self.phases(kind, nbytes), worker)
+        return self.take(key, lambda: self.phases(kind, nbytes, algorithm), worker)
 
     def follow(self, key: Hashable, worker: Worker, nbytes: float, schedule: Callable[[], Schedule]) -> simpy.Event:
         """Let a worker enter a collective with the given `schedule`, which is simulated message by message.
@@ -254,8 +257,7 @@ class Communicator:
         if phases not in self._known:
             total = KnownCost.none(self.context.cluster)
             for phase in phases:
-                self.prepare(phase.kind)
-                total = total.then(self._costs[phase.kind](phase))
+                total = total.then(self._cost(phase)(phase))
             busy = np.where(total.traffic.busy > 0.0, total.seconds, 0.0)  # occupied until its last phase ends
             self._known[phases] = replace(total, traffic=total.traffic._replace(busy=busy))
         return self._known[phases]
@@ -269,7 +271,8 @@ class Communicator:
             n_named = str(self.fabric.algorithm).count(",") + 1  # unnamed levels are merged
             inner = self.nested.shape[1:] if n_named == 1 else self.nested.shape[1:][1 - n_named :]
             return self.by_level(nbytes, self.nested.reshape(-1, *inner), kind=kind)
-        return (Phase(kind, (tuple(self.nodes[place] for place in self.order.tolist()),), nbytes),)
+        chosen = self.fabric.algorithm if algorithm is None and kind == "all_reduce" else algorithm
+        return (Phase(kind, (tuple(self.nodes[place] for place in self.order.tolist()),), nbytes, chosen),)
 
     def by_level(
         self, nbytes: float, nested: Ints, between: Phase | None = None, kind: str = "all_reduce"

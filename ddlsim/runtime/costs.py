@@ -178,11 +178,15 @@ _SCHEDULE = {"ring": "ring", "tree": "double_binary_tree"}
 
 
 class Phase(NamedTuple):
-    """Concurrent collectives of one `kind` over `nbytes` each; ``groups`` are the nodes of each, by rank."""
+    """Concurrent collectives of one `kind` over `nbytes` each; ``groups`` are the nodes of each, by rank.
+
+    algorithm  their algorithm; None: the usual one of NCCL, "auto" for all-reduces and "ring" for other kinds
+    """
 
     kind: str
     groups: tuple[tuple[int, ...], ...]
     nbytes: float
+    algorithm: str | Collective | None = None
 
 
 def known_cost(

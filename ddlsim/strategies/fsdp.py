@@ -19,6 +19,7 @@ from ddlsim.plan import Plan, StepProgram, fully_sharded, sharded
 from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.plan import BACKWARD, FORWARD
 from ddlsim.plan.schedules import Schedules
+from ddlsim.readable import percent
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.fabric import (
     AllReduceAlgorithm,
@@ -156,7 +157,7 @@ class FSDP:
         more += "" if self.reshard else ", weights kept"
         more += "" if self.stage < 3 else f", prefetch {self._ahead}"
         more += ", no_sync" if self.no_sync else ""
-        part = "" if self.recompute_share == 1.0 else f" in {self.recompute_share:.0%} of the layers"
+        part = "" if self.recompute_share == 1.0 else f" in {percent(self.recompute_share, 0)} of the layers"
         more += "" if self.recompute == "none" else f", {self.recompute} recomputation{part}"
         return f"FSDP (stage {self.stage}{more}{cost_suffix(self.cost)})"
 

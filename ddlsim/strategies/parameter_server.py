@@ -114,6 +114,9 @@ class ParameterServer(PlacesServers):
                 like=like if isinstance(like, ThroughServers) else None,
             )
 
+        if (self.fabric is not None or self.local_reduction) and len(set(machines)) == len(machines):
+            name = "local_reduction" if self.local_reduction else "fabric"
+            context.notes.append(f"{name} has no effect: every machine has one worker, so nothing is summed inside")
         if self.fabric is None:
             sums = through(range(members.n_ranks), None)
         else:

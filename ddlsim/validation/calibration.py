@@ -572,7 +572,7 @@ def _bad_fit(residuals: Sequence[Residual]) -> list[str]:
     worst = sorted({r.nbytes for r in residuals if abs(r.error) > 2.0 * BAD_FIT})
     ends = f"{size(worst[0])} to {size(worst[-1])}" if worst else "none"
     return [
-        f"warning: poor fit: the mean error is {100.0 * sum(errors) / len(errors):.0f} %, and {len(worst)} sizes "
+        f"warning: poor fit: the mean error is {percent(sum(errors) / len(errors), 0)}, and {len(worst)} sizes "
         f"({ends}) deviate by more than {200.0 * BAD_FIT:.0f} %. Latency, bandwidth, frames and a burst do not explain "
         "these links; check the measurements of these sizes, or use the curve of the operation"
     ]

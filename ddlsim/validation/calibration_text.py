@@ -65,7 +65,7 @@ def notes(calibration: Calibration) -> list[str]:
             mean = sum(abs(r.error) for r in rows) / len(rows)
             worst = sorted(rows, key=lambda r: -abs(r.error))[:N_WORST]
             lines.append(f"  {count(len(rows), 'measurement')} {what}: mean absolute error {percent(mean)}; worst:")
-            lines += [f"    {_named(r)}: measured {seconds(r.measured)}, {100.0 * r.error:+.1f} %" for r in worst]
+            lines += [f"    {_named(r)}: measured {seconds(r.measured)}, {percent(r.error, sign='+')}" for r in worst]
     for c in calibration.curves:
         factors = ", ".join(f"{f:.3g}" for f in c.per_byte)
         what = f"{c.operation} {c.backend} {'inside a host' if c.inside else 'between hosts'}"

@@ -6,6 +6,7 @@ compared, never evaluated as code.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import operator
@@ -23,6 +24,7 @@ from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.extras import needs
+from ddlsim.readable import count, percent
 from ddlsim.run.experiment import StrategyLike
 from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.calibration_file import load_calibration
@@ -58,10 +60,10 @@ class Cause:
 
     def __str__(self) -> str:
         if self.what == "waiting":
-            return f"jitter of {self.factor:.0%}"
+            return f"jitter of {percent(self.factor, 0)}"
         if self.factor >= 2.0:
             return f"{self.what} x {self.factor:.2g}"
-        return f"{self.what} {100.0 * (self.factor - 1.0):+.0f} %"
+        return f"{self.what} {percent(self.factor - 1.0, 0, '+')}"
 
 
 def causes(run: RunModel, fitted: Fitted, predicted: float) -> list[Cause]:
@@ -196,6 +198,20 @@ class ComparedRun:
 
 
 @dataclass(frozen=True)
+class DeclinedRun:
+    """A measured run without a prediction, because the simulation says that it is impossible.
+
+    run     the measured run
+    label   name of the run in tables
+    reason  why the run is impossible, such as too little device memory
+    """
+
+    run: MeasuredRun
+    label: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Summary:
     """Error statistics of `n` predicted runs.
 
@@ -224,23 +240,25 @@ class Summary:
 class Validation:
     """Measured runs and their predictions, in the order of the measurements. Printing the object shows a summary.
 
-    cluster  cluster on which the runs were simulated
-    rows     the runs with their predictions
-    known    fitted values and their uncertainty, on which the predictions are based
-    fit_on   condition that selects the runs for the fit; None: no fit
+    cluster   cluster on which the runs were simulated
+    rows      the runs with their predictions
+    known     fitted values and their uncertainty, on which the predictions are based
+    fit_on    condition that selects the runs for the fit; None: no fit
+    declined  runs that the simulation says are impossible; the errors do not include them
     """
 
     cluster: Cluster
     rows: tuple[ComparedRun, ...]
     known: Knowledge
     fit_on: str | None = None
+    declined: tuple[DeclinedRun, ...] = ()
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Table with one row per run.
+        """Table with one row per run, declined runs last.
 
-        Columns: the columns of the file, measured, predicted, error, low, high (throughputs in samples/s), used ("fit"
-        or "held out"), notes, cause.
+        Columns: the columns of the file, measured, predicted, error, low, high (throughputs in samples/s), used ("fit",
+        "held out" or "declined"), notes (the reason of a declined run), cause.
         """
         import pandas as pd
 
@@ -253,6 +271,10 @@ class Validation:
             cells |= {"low": interval.low, "high": interval.high, "used": "fit" if row.fitted else "held out"}
             cells |= {"notes": "; ".join(interval.notes), "cause": "; or ".join(map(str, row.causes))}
             rows.append({"place": row.run.place, "run": row.label, **cells})
+        for declined in self.declined:
+            cells = declined.run.cells()
+            cells |= {"measured": cells.pop("throughput"), "used": "declined", "notes": declined.reason, "cause": ""}
+            rows.append({"place": declined.run.place, "run": declined.label, **cells})
         return pd.DataFrame(rows)
 
     @checked
@@ -326,8 +348,11 @@ def validate(
     explain      maximum number of runs for which further simulations search for likely causes of the error. The runs
                  with the largest errors are selected, if these exceed 3 %
 
+    Runs that cannot be simulated, such as those that do not fit in device memory according to the simulation, are
+    listed as declined, with the reason; the fit and the errors do not include them.
+
     Raises ConfigError, giving the file, line and column, for invalid units, names and values. Also raises ConfigError
-    for runs with more workers than the cluster has, and for models that do not fit in device memory.
+    for runs with more workers than the cluster has, and if no run can be simulated.
     """
     measured = read_runs(runs) if isinstance(runs, str | Path) else list(runs)
     if not measured:
@@ -339,19 +364,37 @@ def validate(
         known = load_calibration(cluster)
     base = loaded if calibration is None else calibration.cluster
     default = None if model is None else load_model(model)
-    models = [make_run_model(row, base, default, strategy, known) for row in measured]
-    used = [condition is not None and condition.holds(row.cells()) for row in measured]
-    if condition is not None and not any(used):
+    every = [make_run_model(row, base, default, strategy, known) for row in measured]
+    chosen = [m for m in every if condition is not None and condition.holds(m.measured.cells())]
+    if condition is not None and not chosen:
         raise ConfigError(f"fit_on = {fit_on!r}: no run satisfies this condition; change it, or leave fit_on out")
-    knowledge = fit_runs([m for m, u in zip(models, used, strict=True) if u], known, fit)
-    steps = [m.step_time(knowledge.fitted) for m in models]
-    rows = [_compared(m, s, u, knowledge) for m, s, u in zip(models, steps, used, strict=True)]
+    before = {m: _step_time(m, Fitted()) for m in every if m in chosen or condition is None}
+    knowledge = fit_runs([m for m in chosen if isinstance(before[m], float)], known, fit)
+    times = before if condition is None else {m: _step_time(m, knowledge.fitted) for m in every}
+    steps = {m: time for m, time in times.items() if isinstance(time, float)}
+    models = list(steps)
+    declined = tuple(DeclinedRun(m.measured, m.label, str(times[m])) for m in every if m not in steps)
+    if not steps:
+        raise ConfigError(f"validate: none of {count(len(every), 'run')} can be simulated: {declined[0].reason}")
+    if condition is not None and not any(m in steps for m in chosen):
+        raise ConfigError(f"fit_on = {fit_on!r}: no run that satisfies this condition can be simulated; change it")
+    rows = [_compared(m, steps[m], m in chosen, knowledge) for m in models]
     order = sorted(range(len(rows)), key=lambda i: -abs(math.log1p(rows[i].error)))
     for i in order[:explain]:
         if abs(rows[i].error) > WORTH_EXPLAINING:
-            row, found = rows[i], tuple(causes(models[i], knowledge.fitted, steps[i]))
-            rows[i] = ComparedRun(row.run, row.label, row.predicted, row.interval, row.fitted, found)
-    return Validation(base, tuple(rows), knowledge, fit_on)
+            found = tuple(causes(models[i], knowledge.fitted, steps[models[i]]))
+            rows[i] = dataclasses.replace(rows[i], causes=found)
+    return Validation(base, tuple(rows), knowledge, fit_on, declined)
+
+
+def _step_time(model: RunModel, fitted: Fitted) -> float | str:
+    """Return the simulated step time of a run in s, or why it cannot be simulated."""
+    if model.excess:
+        return f"{model.measured.place}: {model.excess}"
+    try:
+        return model.step_time(fitted)
+    except ConfigError as error:  # such as an algorithm that does not support this number of ranks
+        return str(error)
 
 
 def _compared(model: RunModel, step_time: float, fitted: bool, known: Knowledge) -> ComparedRun:
@@ -362,8 +405,7 @@ def _compared(model: RunModel, step_time: float, fitted: bool, known: Knowledge)
     if times is not None:
         ends = samples / times.high, samples / step_time, samples / times.low
         interval = Interval(*ends, notes=times.notes)
-    label = f"{model.key[0]}, {run.workers} x {run.batch_size}, {model.experiment.strategy.label}"
-    return ComparedRun(run, label, samples / step_time, interval, fitted)
+    return ComparedRun(run, model.label, samples / step_time, interval, fitted)
 
 
 def _summary(rows: Sequence[ComparedRun]) -> Summary:

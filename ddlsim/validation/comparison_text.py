@@ -34,7 +34,8 @@ def text(validation: Validation) -> str:
 
 def cells(validation: Validation) -> list[tuple[str, ...]]:
     """Return a header and one row per run; the columns :data:`LEFT` contain text."""
-    return [("", "run", "measured", "predicted", "error", "interval (95 %)"), *map(_row, validation.rows)]
+    declined = [("declined", d.label, rate(d.run.throughput), "-", "-", "-") for d in validation.declined]
+    return [("", "run", "measured", "predicted", "error", "interval (95 %)"), *map(_row, validation.rows), *declined]
 
 
 def notes(validation: Validation) -> list[str]:
@@ -44,6 +45,10 @@ def notes(validation: Validation) -> list[str]:
         summary = validation.summary(fitted=fitted)
         if summary is not None:
             lines.append(f"{what}: {_summary(summary)}")
+    if validation.declined:
+        n = len(validation.declined)
+        lines.append(f"declined: {n} of {count(n + len(validation.rows), 'run')}, which the errors do not include")
+        lines += [f"{declined.label}: {declined.reason}" for declined in validation.declined]
     said = (note for row in validation.rows if row.interval is not None for note in row.interval.notes)
     lines += dict.fromkeys(said)
     fitted_values = validation.known.fitted
@@ -58,7 +63,7 @@ def notes(validation: Validation) -> list[str]:
     for row in validation.rows:
         if row.causes:
             lines.append(
-                f"{row.label}: error {100.0 * row.error:+.1f} %, explained by {', or '.join(map(str, row.causes))}"
+                f"{row.label}: error {percent(row.error, sign='+')}, explained by {', or '.join(map(str, row.causes))}"
             )
     return lines
 
@@ -66,7 +71,7 @@ def notes(validation: Validation) -> list[str]:
 def _row(row: ComparedRun) -> tuple[str, ...]:
     interval = "-" if row.interval is None else f"{rate(row.interval.low, '')}to {rate(row.interval.high)}"
     used = "fit" if row.fitted else "held out"
-    return used, row.label, rate(row.run.throughput), rate(row.predicted), f"{100.0 * row.error:+.1f} %", interval
+    return used, row.label, rate(row.run.throughput), rate(row.predicted), percent(row.error, sign="+"), interval
 
 
 def _summary(s: Summary) -> str:
@@ -74,10 +79,10 @@ def _summary(s: Summary) -> str:
         count(s.n, "run"),
         f"mean absolute error {percent(s.mean_absolute)}",
         f"geometric mean {percent(s.geometric_mean)}",
-        f"worst {100.0 * s.worst:+.1f} %",
+        f"worst {percent(s.worst, sign='+')}",
     ]
     if s.in_interval is not None:
-        parts.append(f"{100.0 * s.in_interval:.0f} % in their intervals")
+        parts.append(f"{percent(s.in_interval, 0)} in their intervals")
     if s.kendall_tau is not None:
         parts.append(f"order: Kendall tau {s.kendall_tau:.2f}")
     if s.options:

@@ -14,6 +14,7 @@ from ddlsim.arguments import Seed, checked, integer, number
 from ddlsim.cluster import load_cluster
 from ddlsim.cluster.calibrated import Beyond, beyond
 from ddlsim.errors import ConfigError
+from ddlsim.readable import percent
 from ddlsim.run.calibrated import family, measured_steps, outside
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.result import Result
@@ -54,7 +55,7 @@ class RunInterval:
         return {**ends, "level": self.throughput.level, "n_draws": len(self.throughputs), **more}
 
     def __str__(self) -> str:
-        t, level = self.throughput, f"{100.0 * self.throughput.level:.0f} %"
+        t, level = self.throughput, percent(self.throughput.level, 0)
         draws = f" ({len(self.throughputs)} draws)" if len(self.throughputs) else ""
         text = f"{t.value:.4g} samples/s, {level} between {t.low:.4g} and {t.high:.4g}{draws}"
         return "; ".join([text, *t.notes])

@@ -135,8 +135,16 @@ def spread_of(squares: float, n_rows: int, n_parameters: float) -> tuple[float, 
     Its logarithm is the weighted mean of the estimate from the squares, known within 1/sqrt(2 dof), and of ln
     :data:`NOISE`, a prior with a standard deviation of 1/2, which is worth :data:`NOISE_WEIGHT` degrees of freedom.
     With as many parameters as rows, only the prior determines the scatter.
+
+    Errors larger than NOISE contradict the prior, so that its weight decreases with the square of their ratio, and the
+    variance is the weighted mean. For a poor fit, this is the usual estimate with the degrees of freedom of the errors.
     """
     seen = max(n_rows - n_parameters, 0.0)
+    large = math.sqrt(squares / max(seen, 1.0))
+    if large > NOISE:
+        weight = NOISE_WEIGHT * (NOISE / large) ** 2
+        dof = max(seen, 1.0) + weight
+        return math.sqrt((squares + weight * NOISE**2) / dof), dof
     own = max(math.sqrt(squares / seen), LEAST) if seen > 1e-6 else NOISE
     dof = seen + NOISE_WEIGHT
     return math.exp((seen * math.log(own) + NOISE_WEIGHT * math.log(NOISE)) / dof), dof

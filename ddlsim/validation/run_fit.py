@@ -13,10 +13,10 @@ from ddlsim.cluster.calibrated import Beyond, beyond
 from ddlsim.run.calibrated import family
 from ddlsim.run.seeds import t_quantile
 from ddlsim.validation.calibration import Calibration
-from ddlsim.validation.compute_fit import fit_compute
+from ddlsim.validation.compute_fit import ComputeFit, fit_compute
 from ddlsim.validation.curves import Interval, interval_at
 from ddlsim.validation.links import BANDWIDTH_SD, LATENCY_SD, TYPICAL_LATENCY
-from ddlsim.validation.log_fit import Floats, Prior, fit_logs, spread_of
+from ddlsim.validation.log_fit import Floats, Prior, fit_logs, spread_of, t_factors
 from ddlsim.validation.run_model import ComputeKey, Fitted, RunModel
 from ddlsim.workload.compute import Affine
 
@@ -32,7 +32,8 @@ class Knowledge:
     """Basis of predictions: the `fitted` values and their uncertainty.
 
     names, covariance  parameters of links, and the covariance of their logarithms
-    compute_sd         relative uncertainty of the compute time, by model and precision
+    compute_sd         half the width of the 95 % interval (Student's t) of the logarithm of a compute time, in units of
+                       that of a standard normal distribution, by model and precision
     scatter            scatter of ln(predicted / measured) of the links' measurements, by class of links (normal)
     spread, dof        scatter of the fitted runs, and its degrees of freedom
     fitted_on          classes of links that these runs use
@@ -82,7 +83,7 @@ def _calibrated(calibration: Calibration | None) -> Knowledge:
     if calibration is None:
         return Knowledge()
     links = [i for i, p in enumerate(calibration.parameters) if "." in p.name]
-    sd = {(fit.model, "fp32"): fit.spread for fit in calibration.compute}
+    sd = {(fit.model, "fp32"): _sd_of(fit) for fit in calibration.compute}
     names = tuple(calibration.parameters[i].name for i in links)
     wider = np.array([calibration.parameters[i].wider for i in links])
     covariance = calibration.covariance[np.ix_(links, links)] * np.outer(wider, wider)
@@ -101,14 +102,26 @@ def _with_compute(known: Knowledge, runs: Sequence[RunModel]) -> Knowledge:
         batches = [run.measured.batch_size for run in own]
         if len(set(batches)) > 1:
             line = fit_compute(key[0], batches, passes)
-            compute[key], sd[key] = Affine(line.c0, line.c1), line.spread
+            compute[key], sd[key] = Affine(line.c0, line.c1), _sd_of(line)
         else:
             logs = np.log([run.measured.step_time / run.step_time(known.fitted) for run in own])
             factors[key] = math.exp(float(logs.mean()))
-            sd[key] = spread_of(float(np.sum((logs - logs.mean()) ** 2)), len(logs), 1)[0]
+            spread, dof = spread_of(float(np.sum((logs - logs.mean()) ** 2)), len(logs), 1)
+            sd[key] = _wider(dof) * spread * math.sqrt(1.0 + 1.0 / len(logs))
     return dataclasses.replace(
         known, fitted=dataclasses.replace(known.fitted, compute=compute, factors=factors), compute_sd=sd
     )
+
+
+def _wider(dof: float) -> float:
+    """Return the ratio of the widths of a t interval and a normal interval."""
+    return t_quantile(dof) / t_quantile(math.inf)
+
+
+def _sd_of(fit: ComputeFit) -> float:
+    """Return the uncertainty of a fitted step time, for the least certain of the measured batch sizes."""
+    ends = [fit.interval(size) for size in fit.batch_sizes]
+    return max(math.log(high / value) for _, value, high in ends) / t_quantile(math.inf)
 
 
 def _with_network(known: Knowledge, runs: Sequence[RunModel], fit: Sequence[str]) -> Knowledge:
@@ -148,7 +161,8 @@ def _with_network(known: Knowledge, runs: Sequence[RunModel], fit: Sequence[str]
     covariance = np.zeros((n + len(kept),) * 2)
     covariance[:n, :n], covariance[n:, n:] = found.covariance[:n, :n], known.covariance[np.ix_(kept, kept)]
     used = frozenset(name for run in runs for name in run.link_classes)
-    compute_sd = known.compute_sd | {key: math.sqrt(found.covariance[n + i, n + i]) for i, key in enumerate(keys)}
+    spreads = np.sqrt(np.diag(found.covariance)) * t_factors(found.informed, found.dof) * _wider(found.dof)
+    compute_sd = known.compute_sd | {key: float(spreads[n + i]) for i, key in enumerate(keys)}
     values = fitted(np.exp(found.logs))
     return dataclasses.replace(
         known, fitted=values, names=(*names, *(known.names[i] for i in kept)), covariance=covariance,
@@ -168,9 +182,9 @@ def interval_of(run: RunModel, known: Knowledge, predicted: float) -> Interval |
         return None
     step = 0.02
     slope = math.log(run.step_time(known.fitted, compute=math.exp(step)) / predicted) / step
-    wider = t_quantile(known.dof) / t_quantile(math.inf)
+    wider = _wider(known.dof)
     of_runs = known.spread if known.fitted_on.intersection(run.link_classes) else 0.0
-    variance = wider**2 * (of_runs**2 + (slope * known.compute_sd[run.key]) ** 2)
+    variance = (wider * of_runs) ** 2 + (slope * known.compute_sd[run.key]) ** 2
     base = {**run.parameters, **known.fitted.links}
     slopes, shares = np.zeros(len(known.names)), dict.fromkeys(known.scatter, 0.0)
     for i, name in enumerate(known.names):

@@ -41,13 +41,22 @@ class Fitted:
 
 @dataclass(frozen=True, eq=False)
 class RunModel:
-    """A measured run, its experiment (on its part of the cluster), and the classes of links that it uses."""
+    """A measured run, its experiment (on its part of the cluster), and the classes of links that it uses.
+
+    excess  why the run does not fit in memory, according to the simulation; empty if it fits
+    """
 
     measured: MeasuredRun
     experiment: Experiment
     cluster: Cluster
     key: ComputeKey
     link_classes: tuple[str, ...]
+    excess: str = ""
+
+    @property
+    def label(self) -> str:
+        """Name of the run in tables and plots."""
+        return f"{self.key[0]}, {self.measured.workers} x {self.measured.batch_size}, {self.experiment.strategy.label}"
 
     def step_time(
         self, fitted: Fitted, *, compute: float = 1.0, latency: float = 1.0, bandwidth: float = 1.0,
@@ -99,7 +108,7 @@ def make_run_model(
 ) -> RunModel:
     """Return the simulation of a measured run.
 
-    Raises ConfigError with the run's place for invalid names, workers, nodes or memory.
+    Raises ConfigError with the run's place for invalid names, workers or nodes.
     """
     try:
         loaded = load_model(measured.model) if measured.model else model
@@ -131,15 +140,13 @@ def make_run_model(
             compute=compute,
             jitter=jitter,
         )
-        warnings = prepare(experiment).warnings
-        if warnings:
-            raise ConfigError(f"column batch_size: {warnings[0]}")
+        excess = "; ".join(prepare(experiment).warnings)
     except DdlsimError as error:
         raise type(error)(f"{measured.place}: {error}") from None
     hosts = set(placed.host_of[nodes].tolist())
     classes = [("between", len(hosts) > 1), ("inside", len(hosts) < len(nodes))]
     used = tuple(name for name, there in classes if there)
-    return RunModel(measured, experiment, placed, (loaded.name, str(experiment.precision)), used)
+    return RunModel(measured, experiment, placed, (loaded.name, str(experiment.precision)), used, excess)
 
 
 def strategy_in(measured: MeasuredRun, default: Strategy) -> Strategy:

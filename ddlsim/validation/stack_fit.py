@@ -40,7 +40,7 @@ from ddlsim.validation.calibration import BAD_FIT
 from ddlsim.validation.cases import candidates, make_case
 from ddlsim.validation.compute_fit import fit_compute
 from ddlsim.validation.links import DISTINCT
-from ddlsim.validation.log_fit import NOISE, Floats, LogFit, Prior, fit_logs, spread_of
+from ddlsim.validation.log_fit import NOISE, Floats, LogFit, Prior, fit_logs, robust_cost, spread_of
 from ddlsim.validation.run_model import DEFAULT_STRATEGY, strategy_in
 from ddlsim.validation.run_table import MeasuredRun, read_runs
 from ddlsim.validation.sources import read_sources
@@ -66,6 +66,8 @@ REMEDIES = {
 }
 #: relative step for measuring a value's effect, relative change that ends the search, and maximum number of rounds
 STEP, DONE, ROUNDS = 0.02, 1e-3, 6
+#: half the width, in the logarithm, of the widest interval of a further run: a factor of a million
+MOST_HALF = math.log(1e6)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,13 +132,18 @@ class StackFit:
         if not self.runs:
             return "\n".join(lines)
         error, (low, high) = percent(self.error), self.stack.spread
-        lines.append(f"mean error {error}; a further run takes {low:.3f} to {high:.3f} times as long (95 %)")
+        further = f"a further run takes {low:.3f} to {high:.3f} times as long (95 %)"
+        if high > 10.0:
+            further = "these runs hardly limit the time of a further run (95 %: a factor of more than 10); add runs"
+        lines.append(f"mean error {error}; {further}")
         if self.error > BAD_FIT:
             lines.insert(0, f"warning: poor fit: mean error {error}; check the runs and the cluster")
         rows = [("run", "measured", "predicted", "error")]
         for run, value in zip(self.runs, self.predicted, strict=True):
             what = f"{run.model or 'run'} on {run.workers}, {run.strategy or 'all-reduce'}, batch {run.batch_size}"
-            rows.append((what, f"{run.throughput:.4g}/s", f"{value:.4g}/s", f"{value / run.throughput - 1.0:+.1%}"))
+            rows.append(
+                (what, f"{run.throughput:.4g}/s", f"{value:.4g}/s", percent(value / run.throughput - 1.0, sign="+"))
+            )
         return "\n".join([*lines, "", *aligned(rows, left=(0,))])
 
 
@@ -183,20 +190,25 @@ def calibrate_stack(
     fit, left_out = fitting.best([name for name in FITTED if calls is None or name != "call_time"])
     fitted = _with_numbers(known, fit.names, np.exp(fit.logs))
     if measured:
-        half, workers = _half_width(fit), [run.workers for run in measured]
+        half, workers = min(_half_width(fit), MOST_HALF), [run.workers for run in measured]
         fitted = dataclasses.replace(
             fitted,
             title=f"{base.title}, fitted to {len(measured)} runs",
             workers=(min(workers), max(workers)),
-            spread=(round(math.exp(-half), 4), round(math.exp(half), 4)),
+            spread=(float(f"{math.exp(-half):.4g}"), round(math.exp(half), 4)),
         )
     predicted = tuple((1.0 / fitting.times(fitted)).tolist())
     return StackFit(fitted, base, tuple(measured), predicted, fit, calls, left_out, alone)
 
 
 def _half_width(fit: LogFit) -> float:
-    """Return half the width of the 95 % interval of a further run, in the logarithm (Student's t)."""
-    return t_quantile(fit.dof) * fit.spread * math.sqrt(1.0 + len(fit.names) / len(fit.errors))
+    """Return half the width of the 95 % interval of a further run, in the logarithm (Student's t).
+
+    A further run may be an outlier, too, so large errors count in full, unlike in the fit.
+    """
+    robust, squares = 2.0 * robust_cost(fit.errors), float(np.sum(fit.errors**2))
+    spread = fit.spread * (math.sqrt(squares / robust) if fit.names and robust else 1.0)
+    return t_quantile(fit.dof) * spread * math.sqrt(1.0 + len(fit.names) / len(fit.errors))
 
 
 def experiment_of(

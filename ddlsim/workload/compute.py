@@ -24,6 +24,7 @@ import numpy as np
 
 from ddlsim.arguments import Count, Density, Index, checked, quantity
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.readable import percent
 from ddlsim.units import si
 from ddlsim.workload.contention import NO_SLOWDOWN, Contention
 from ddlsim.workload.convolutions import convolution_times, has_convolutions
@@ -473,7 +474,7 @@ def _step_time(
         rows = zip(curve.batch_size, curve.throughput, strict=True)
         error = max(abs(affine.step_time(batch) * throughput / batch - 1.0) for batch, throughput in rows)
         return affine.step_time(batch_size), (
-            f"{_affine_text(affine)}, within {error:.1%} of {curve.source}, "
+            f"{_affine_text(affine)}, within {percent(error)} of {curve.source}, "
             f"batch sizes {min(curve.batch_size)} to {max(curve.batch_size)}"
         )
     if isinstance(compute, PerKernel):

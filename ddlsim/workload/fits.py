@@ -168,7 +168,7 @@ def fits(
                    kernel rates, otherwise "momentum"
     zero           ZeRO stage: 1 shards the optimizer state, 2 also the gradients, 3 also the weights
     shards         number of data-parallel ranks over which ZeRO shards. Embedding tables whose gradients are not
-                   exchanged are also distributed over these ranks
+                   exchanged are also distributed over these ranks. With neither, it is the number of ranks for remedies
     tensor, pipeline
                    degree of tensor parallelism, and number of pipeline stages, which have equally many transformer
                    layers
@@ -207,6 +207,8 @@ def fits(
     memory = case.memory()
     question = f"{network.name} with micro-batches of {batch_size} in {precision} with {optimizer}"
     question += f" under {case.software.name}" if of_kernels else ""
+    if shards > 1 and not zero and not any(layer.model_parallel for layer in network.layers):
+        question += f" (each of {shards} ranks stores all of it: no ZeRO)"
     room = machine.memory_nbytes
     if memory.total <= room:
         return Fit(question, machine.name, room, memory)
@@ -224,6 +226,16 @@ def _check_effects(case: _Case) -> None:
             "then run one after the other; set pipeline=2 or more, or remove micro_batches"
         )
     name, layers = case.model.name, case.model.layers
+    fused = case.stack is not None and case.stack.attention_kernel(case.device) is not None
+    if (
+        case.stack is not None
+        and not has_kernels(case.model, case.device, case.precision)
+        and not (fused and case.flash is None and any(layer.heads for layer in layers))
+    ):
+        raise ConfigError(
+            f"stack = {case.stack.name!r}: has no effect, because the rates of the kernels of {name} on "
+            f"{case.device.name} are unknown; remove stack"
+        )
     if case.holding.workspace is not None and not any(layer.type == "conv" for layer in layers):
         raise ConfigError(f"workspace has no effect, because {name} has no convolutions; remove workspace")
     if any(layer.heads for layer in layers):

@@ -225,6 +225,36 @@ def test_missing_and_additional_columns(tmp_path: Path) -> None:
         read(path)
 
 
+@pytest.mark.parametrize(
+    ("text", "misspelt", "column"),
+    [
+        (BRIDGE, "micro_batches", "micro_batch"), (TORCHTITAN, "fsdp_size", "fsdp"), (FMS, "shardng", "sharding"),
+        (MAXTEXT, "tensor_parallel", "tensor"), (BRIDGE, "contxt", "context"), (TORCHTITAN, "recomputes", "recompute"),
+    ],
+)  # fmt: skip
+def test_misspelt_columns_are_errors_and_others_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, misspelt: str, column: str
+) -> None:
+    """An ignored column would be simulated with its default."""
+    path, (head, *rows) = tmp_path / "runs.csv", text.splitlines()
+    path.write_text(text)
+    columns = [*read(path)[1][0]]
+    assert capsys.readouterr().err == ""
+    path.write_text("\n".join([",".join(misspelt if name == column else name for name in head.split(",")), *rows]))
+    with pytest.raises(ConfigError, match=f"unknown column '{misspelt}'; did you mean '{column}'"):
+        read(path)
+    path.write_text("\n".join([f"{head},remark", *(f"{row},x" for row in rows)]))
+    assert [*read(path)[1][0]] == [*columns, "remark"]
+    assert capsys.readouterr().err == f"note: {path}: unknown columns are not used: remark\n"
+
+
+def test_misspelt_keys_of_large_runs_are_errors(tmp_path: Path) -> None:
+    path = tmp_path / "runs.yaml"
+    path.write_text("rows:\n- {case: a, model: b, machine: h100, gpus: 8, tensor: 2, pipline: 4, seconds: 1.0}\n")
+    with pytest.raises(ConfigError, match="unknown column 'pipline'; did you mean 'pipeline'"):
+        read(path)
+
+
 def test_no_row_is_lost(tmp_path: Path) -> None:
     """An open quotation mark does not hide the rows below it, and no column replaces another one."""
     path = tmp_path / "runs.csv"

@@ -382,7 +382,7 @@ def test_precision_and_flash_that_times_do_not_depend_on_are_noted():
 def test_a_device_shows_its_rates():
     """What products and fused attention reach of the peak, and where that comes from."""
     out = run("devices", "h100")
-    assert "fp8 1979 (matrix products reach 73%)" in out
-    assert "flash-2 32% forward" in out
+    assert "fp8 1979 (matrix products reach 73 %)" in out
+    assert "flash-2 32 % forward" in out
     assert "ddlsim.measure --only kernels" in out
     assert "convolutional networks" in run("devices", "v100")

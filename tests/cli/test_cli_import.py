@@ -81,7 +81,7 @@ def test_what_is_imported_is_what_the_file_names(call, tmp_path):
     code, _, err = call("import", "topo.txt")
     assert code == 2
     assert err == (
-        "error: topo.txt: the speed of the NVLinks is missing; set nvlink_bandwidth (--bandwidth), for example "
+        "error: topo.txt: the speed of the NVLinks is missing; set --bandwidth, for example "
         "'25 GB/s' for NVLink 2 to 4, or add the output of nvidia-smi nvlink -s (read as nvidia-smi)\n"
     )
     options = ("--bandwidth", "25 GB/s", "--set", "pcie_bandwidth=24 GB/s", "--out", "c.json")
@@ -103,8 +103,16 @@ def test_an_imported_cluster_is_run_by_its_file(call):
         (("nope.txt",), "nope.txt: no such file"),
         (
             ("topo.txt", "--operation", "all_reduce"),
-            "is read as nvidia-smi, which does not accept operation (accepted: ",
+            "--operation has no effect, because topo.txt is read as nvidia-smi (accepted: --device, --hosts, --latency",
         ),
+        (("topo.txt",), "the speed of the NVLinks is missing; set --bandwidth, for example"),
+        (("topo.txt", "--bandwidth", "25 GB/s", "--hosts", "2"), "set --set nic_bandwidth=... (read as"),
+        (
+            ("topo.txt", "--bandwidth", "25 GB/s", "--set", "nic_bandwidth=1 GB/s"),
+            "--set nic_bandwidth='1 GB/s' has no effect on a single machine; set --hosts or remove --set nic_b",
+        ),
+        (("topo.txt", "--ranks", "2"), "--ranks has no effect, because topo.txt is read as nvidia-smi"),
+        (("topo.txt", "--set", "ranks=2"), "--set ranks has no effect, because topo.txt is read as nvidia-smi"),
         (("topo.txt", "--bandwidth", "25 GB/s", "--device", "v1000"), "unknown device 'v1000'; did you mean 'v100'?"),
         (("topo.txt", "--set", "pcie"), "--set 'pcie': must be name=value"),
         (("topo.txt", "--kind", "nvidia"), "unknown kind 'nvidia'; did you mean 'nvidia-smi'?"),

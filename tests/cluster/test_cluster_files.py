@@ -341,6 +341,25 @@ def _json(nodes, edges, **more):
 AB = [{"id": "a"}, {"id": "b"}]
 
 
+def test_parallel_half_duplex_links_are_not_merged(tmp_path):
+    """networkx keeps the last of two edges with the same key, so files with repeated edges are refused."""
+    edges = [{"source": "a", "target": "b", "bandwidth": rate, "shared": True} for rate in (1e9, 2e9)]
+    path, about = tmp_path / "two.json", {"nodes": AB, "graph": {}, "directed": False}
+    path.write_text(json.dumps({**about, "multigraph": True, "edges": edges}))
+    assert load_cluster(path).link_channel.tolist() == [0, 1, 0, 1]
+    for several, more in ((True, {"key": "x"}), (False, {})):
+        path.write_text(json.dumps({**about, "multigraph": several, "edges": [{**edge, **more} for edge in edges]}))
+        with pytest.raises(ConfigError, match=r"the edge 'a' - 'b'.* appears twice; remove one or"):
+            load_cluster(path)
+    graph = nx.node_link_graph({**about, "multigraph": True, "edges": edges}, edges="edges")
+    text = "\n".join(nx.generate_graphml(graph, named_key_ids=True, edge_id_from_attribute=None))
+    path.with_suffix(".graphml").write_text(text)
+    assert len(load_cluster(path.with_suffix(".graphml")).link_channel) == 4
+    path.with_suffix(".graphml").write_text(text.replace('id="1"', 'id="0"'))
+    with pytest.raises(ConfigError, match="the edge 'a' - 'b' with key '0' appears twice"):
+        load_cluster(path.with_suffix(".graphml"))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -350,6 +369,7 @@ AB = [{"id": "a"}, {"id": "b"}]
         (_json(AB, [{"source": "a"}]), ["node-link", "'target'"]),
         (_json(AB, [{"source": "a", "target": "c", "bandwidth": 1}]), ["'c'", "add the node"]),
         (_json([{"id": "a"}, {"id": "a"}], []), ["'a'", "twice"]),
+        (_json(AB, 2 * [{"source": "a", "target": "b", "key": 0, "bandwidth": 1}]), ["'a' - 'b' with key 0", "twice"]),
         (_json([], []), ["no nodes"]),
         (_json(AB, [{"source": "a", "target": "b"}]), ["'a' -> 'b'", "bandwidth is missing", "25 Gbit/s"]),
         (

@@ -84,7 +84,7 @@ def test_a_machine_is_as_nccl_would_count_it(tmp_path):
     }  # fmt: skip
     both = {pair: value for (a, b), value in one_way.items() for pair in ((a, b), (b, a))}
     assert links(made) == {(f"node0.{a}", f"node0.{b}"): value for (a, b), value in both.items()}
-    assert "PCIe carries 76% of the links' speed" in made.notes[0]
+    assert "PCIe carries 76 % of the links' speed" in made.notes[0]
 
 
 def test_several_machines_meet_at_their_rdma_devices(tmp_path):

@@ -79,7 +79,7 @@ def test_a_congestion_control_that_the_kernel_lacks_is_refused(monkeypatch):
 def test_an_efficiency_that_frames_do_not_have_is_told():
     (note,) = plan(cluster(star(2, **STAR))).notes
     assert note == (
-        "TCP/IP on Ethernet leaves 94.15% of a link's bandwidth for payload, but the cluster file specifies 100.00%; "
+        "TCP/IP on Ethernet leaves 94.15 % of a link's bandwidth for payload, but the cluster file specifies 100.00 %; "
         "predictions and measurements differ by the ratio of the two"
     )
 

@@ -451,7 +451,7 @@ def test_the_bytes_of_statistics_are_said_not_to_count(normalised):
     result = equally_fast(normalised, ddlsim.AllReduce("ring"), 2, 3)
     note = (
         "running statistics of batch normalisation are sent along with the parameters, but their 0.064 kB "
-        "(2.28% of the parameters) are not counted as bytes sent"
+        "(2.28 % of the parameters) are not counted as bytes sent"
     )
     assert note in result.notes
     assert not [note for note in noted(ddlsim.AllReduce("ring"), 2).notes if "statistics" in note]

@@ -109,7 +109,7 @@ def test_seeds_that_never_reach_the_target_are_censored():
     assert found.mean == pytest.approx((1.0 + 2.0 + ends[2]) / 3)
     assert (found.median, found.typical, found.high, found.n, found.n_missed) == (2.0, 2.0, math.inf, 2, 1)
     assert found.low < found.mean
-    assert str(found).startswith(f"median 2, mean at least {found.mean:.4g} (95%: at least ")
+    assert str(found).startswith(f"median 2, mean at least {found.mean:.4g} (95 %: at least ")
     assert str(found).endswith("; 2 of 3 seeds)")
     never = several.time_to_accuracy(0.95)
     assert (never.mean, never.n, never.n_missed) == (math.inf, 0, 3)

@@ -257,7 +257,7 @@ def test_accuracy() -> None:
     times = [choice.figures.total_time for choice in found.choices]
     assert times == sorted(times)  # type: ignore[type-var]
     assert ddlsim.simulate(found.best.experiment).time_to_accuracy(0.85) == times[0]
-    assert "reaches 85.0% after" in str(found)
+    assert "reaches 85.0 % after" in str(found)
     assert {choice.candidate.strategy for choice in found.choices} == {
         "all-reduce (ring, ddp)", "local SGD (4 steps, default)",
     }  # fmt: skip

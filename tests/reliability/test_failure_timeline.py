@@ -273,6 +273,7 @@ def test_a_thousand_worlds_end():
         (lambda: Checkpoints("10 min", to="peers", bandwidth="2 GB/s"), "set only one of them"),
         (lambda: Checkpoints("10 min", stall="3 s", bandwidth="2 GB/s"), "set only one of them"),
         (lambda: Checkpoints("10 min", stall="3 s", asynchronous=True), "the write time is unknown"),
+        (lambda: Checkpoints("10 min", stall="3 s", nbytes="1 GB"), "nbytes = .1 GB. has no effect with .stall."),
         (lambda: Cost(5.0, 10.0, 0.0).check(14.0), "but a checkpoint takes 15 s"),
     ],
 )  # fmt: skip

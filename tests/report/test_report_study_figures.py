@@ -108,7 +108,7 @@ def test_bars_of_a_tornado_are_gains():
     ]
     axes = tornado(found, title="the best")
     assert [bar.get_width() for bar in axes.patches] == pytest.approx([7.0, -0.1])
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["+10% compute speed", "-10% NIC latency"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["+10 % compute speed", "-10 % NIC latency"]
     assert axes.get_xlabel() == "change in throughput (%)\nno effect: NVLink bandwidth"
     assert not tornado(found[2:]).patches
     with pytest.raises(ConfigError, match="sensitivities is empty"):

@@ -61,7 +61,7 @@ def test_connections_that_limit_are_the_bottleneck() -> None:
     before, after = (0.01 + cost.ring(N, nbytes, 2 * LATENCY, 2 / (k * BANDWIDTH)) for k in (1.0, 1.1))
     assert gains(result)["rate of connections"] == pytest.approx(before / after - 1, rel=1e-6)
     assert gains(result)["bandwidth of nic"] == pytest.approx(0.0, abs=1e-9)
-    assert str(result.bottleneck).startswith("+10% rate of connections gives +9")
+    assert str(result.bottleneck).startswith("+10 % rate of connections gives +9")
     said = (
         "tcp-cubic: 1 connection between two workers reaches 5 of the nic's 10 Gbit/s, so more bandwidth has no effect"
     )
@@ -74,13 +74,13 @@ def test_connections_that_limit_are_the_bottleneck() -> None:
 
 def test_the_bottleneck_is_named() -> None:
     # 0.3422 s of 0.3527 s are bandwidth: 0.3527 / (0.0106 + 0.3422 / 1.1) = 1.097
-    assert str(ring_run(0.01).bottleneck) == "+10% bandwidth of nic gives +9.7% throughput"
+    assert str(ring_run(0.01).bottleneck) == "+10 % bandwidth of nic gives +9.7 % throughput"
     compute = ring_run(100.0).bottleneck
     assert (compute.what, compute.change) == ("compute speed", 0.1)
     assert compute.gain == pytest.approx(0.1, rel=0.01)
     slow_start = ring_run(1e-6, "digits-cnn", latency=0.01).bottleneck
     assert slow_start.what == "latency of nic"
-    assert str(slow_start).startswith("-10% latency of nic gives +11.1% throughput")  # 1 / 0.9
+    assert str(slow_start).startswith("-10 % latency of nic gives +11.1 % throughput")  # 1 / 0.9
 
 
 def test_gains_are_listed_best_first_and_only_for_links_in_use() -> None:
@@ -157,7 +157,7 @@ def test_printing_simulates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.cached_sensitivities is None
     monkeypatch.undo()
     result.sensitivities()
-    assert "bottleneck    +10% " in str(result)
+    assert "bottleneck    +10 % " in str(result)
 
 
 @pytest.mark.parametrize("strategy", [AdaComm(2, 2), FedAvg(0.5, epochs=0.02)])

@@ -78,7 +78,7 @@ def test_a_stable_run_moves_no_more_than_its_inputs(cluster: ddlsim.Cluster, str
 def test_no_bottleneck_is_named_below_it() -> None:
     result = run(STAR, AsyncParameterServer(3, "colocated"), steps=20)
     result.sensitivities()
-    assert "bottleneck    +10% " in str(result)
+    assert "bottleneck    +10 % " in str(result)
     unsure = run(STAR, AsyncParameterServer(3, "colocated"), steps=20)
     unsure.sensitivities()
     vars(unsure)["known_stability"] = Stability(1e-12, (100.0, 120.0), (1.0, 1.0))

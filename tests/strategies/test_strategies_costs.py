@@ -16,8 +16,9 @@ from ddlsim.collectives.nccl_choice import choose
 from ddlsim.errors import ConfigError
 from ddlsim.measure import Measurement
 from ddlsim.network import Network
+from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.costs import Parts, columns, curve_seconds, parts_of
-from ddlsim.runtime.fabric import COSTS
+from ddlsim.runtime.fabric import COSTS, Fabric
 from ddlsim.runtime.loop import Loop, Traffic
 from ddlsim.strategies.overlap import buckets_of, overlap_named
 from ddlsim.validation import calibrate, load_calibration, predict_interval
@@ -325,3 +326,31 @@ def test_collectives_that_share_a_link_follow_each_other():
     assert loop.known(0.5, 1.0, second) == 2.5
     assert loop.known(0.5, 1.0, Traffic(apart, apart, 1.0, 1)) == 1.5
     assert loop.known(3.0, 1.0, first) == 4.0
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_collectives_of_known_time_use_the_algorithm_with_which_they_are_entered(prepared):
+    """A strategy enters all-reduces of two algorithms, one after the other; NCCL's estimates of them differ."""
+    cluster, nbytes, times = ddlsim.load_cluster("cloud-25g-16x8-v100+n_hosts=2"), 1e6, {}
+
+    @dataclasses.dataclass(frozen=True)
+    class Enters(ddlsim.AllReduce):
+        def start(self, context):
+            super().start(context)
+            group = Communicator(context, Fabric("ring", cost="nccl"))
+            for name in ("ring", "double_binary_tree") if prepared else ():
+                group.prepare("all_reduce", name)
+
+            def member(worker):
+                for name in (None, "double_binary_tree", "ring"):
+                    begin = context.loop.env.now
+                    yield group.enter(name, worker, nbytes, algorithm=name)
+                    times[name] = context.loop.env.now - begin
+
+            for worker in context.workers:
+                context.loop.env.process(member(worker))
+
+    ddlsim.simulate(experiment(cluster, Enters(), workers=16, compute=ddlsim.Measured("1 s", 32), steps=1))
+    ring, tree = (nccl_time(cluster, nbytes, ranks=16, algorithm=name).seconds for name in ("ring", "tree"))
+    assert times == pytest.approx({None: ring, "ring": ring, "double_binary_tree": tree})
+    assert ring != pytest.approx(tree)

@@ -311,6 +311,6 @@ def test_a_share_of_the_layers_recomputes():
     assert half == pytest.approx((none + full) / 2)
     kept = [strategy.stages([work] * 8)[0].memory.activations for strategy in strategies]
     assert kept[1] == pytest.approx((kept[0] + kept[2]) / 2)
-    assert "full recomputation in 50% of the layers" in strategies[1].label
+    assert "full recomputation in 50 % of the layers" in strategies[1].label
     with pytest.raises(ConfigError, match=r"recompute_share = 0\.5 has no effect with recompute"):
         FSDP(recompute_share=0.5)

@@ -17,6 +17,7 @@ from ddlsim import (
     Gamma,
     Lognormal,
     Measured,
+    OverlapSlowdown,
     ParameterServer,
     Result,
     ServerWork,
@@ -308,3 +309,37 @@ def test_order_of_workers_does_not_matter() -> None:
         times.append([time for time, _ in result.recorder.updates])
     for other in times[1:]:
         assert other == pytest.approx(times[0], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "workers", "option", "note"),
+    [
+        ("office-1gbe", 4, {"fabric": Fabric("nccl")}, "fabric has no effect: every machine has one worker"),
+        (
+            "office-1gbe",
+            4,
+            {"strategy": ParameterServer(1, "colocated", local_reduction=True)},
+            "local_reduction has no effect",
+        ),
+        (
+            "office-1gbe",
+            4,
+            {"overlap_slowdown": OverlapSlowdown(inside=1.5)},
+            "overlap_slowdown has no effect",
+        ),
+        ("dgx1-v100", 8, {"overlap_slowdown": OverlapSlowdown(between=1.5)}, "overlap_slowdown has no effect: all"),
+    ],
+)
+def test_options_for_machines_without_such_workers_are_noted(
+    cluster: Cluster | str, workers: int, option: dict[str, object], note: str
+) -> None:
+    given = {
+        "model": "lenet5",
+        "workers": workers,
+        "batch_size": 8,
+        "steps": 2,
+        "strategy": ParameterServer(1, "colocated"),
+    }
+    plain, found = (simulate(cluster, **each) for each in (given, given | option))  # type: ignore[arg-type]
+    assert found.step_times.tolist() == plain.step_times.tolist()
+    assert [text for text in found.notes if text not in plain.notes and text.startswith(note)]

@@ -9,7 +9,7 @@ import pytest
 import ddlsim
 from ddlsim import AllReduce, AsyncParameterServer, ConfigError, Measured, Study
 from ddlsim.cluster import star
-from ddlsim.report.study_labels import answers
+from ddlsim.report.study_labels import answers, study_cells
 from ddlsim.study import load_study
 from ddlsim.study.store import Member
 from ddlsim.study.table import Table
@@ -51,6 +51,18 @@ def test_what_differs_by_less_than_it_is_stable_to_ties(plain: dict[str, object]
     # accuracy is not what the clock's stability is about
     learned = table(plain, accuracy=[0.900, 0.905], throughput_spread=[0.1, 0.1])
     assert learned.best("accuracy")["batch_size"].tolist() == [1]
+
+
+def test_a_stability_is_printed_in_words_and_without_an_interval(plain: dict[str, object]) -> None:
+    """Spreads of rounding, such as 3e-13 +-200 %, differ from seed to seed."""
+    cells = []
+    for spreads in ([1e-13, 0.0, 8e-13], [8e-3, 1e-13, 4e-3]):
+        members = [Member(f"{i}", {"batch_size": 8}, i) for i in range(3)]
+        outcomes = {f"{i}": Outcome(DONE, "", {**plain, "throughput_spread": each}) for i, each in enumerate(spreads)}
+        found = Table(["batch_size"], members, outcomes)
+        head, row = study_cells(found)
+        cells.append(row[head.index("stable to")])
+    assert cells == ["rounding", "0.4 %"]
 
 
 def test_a_front_has_all_that_are_not_told_apart(plain: dict[str, object]) -> None:

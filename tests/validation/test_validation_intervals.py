@@ -131,14 +131,14 @@ def test_a_result_knows_how_sure_it_is(quiet, tmp_path):
     assert found.throughput.low < result.throughput < found.throughput.high
     assert found.throughputs.tolist() == predict_interval(by_file).throughputs.tolist()
     (line,) = [line for line in str(result).splitlines() if line.startswith("interval")]
-    assert "(95%), from the calibration" in line
+    assert "(95 %), from the calibration" in line
     assert result.to_dict()["interval"] == found.to_dict()
     assert found.to_dict()["n_draws"] == 20
 
 
 def test_jitter_alone_makes_a_result_uncertain():
     result = ddlsim.simulate(dataclasses.replace(EXPERIMENT, jitter=Lognormal(0.5)))
-    assert "(95%), from jitter" in str(result)
+    assert "(95 %), from jitter" in str(result)
     assert result.interval(n_draws=3).throughputs[0] == result.throughput
 
 

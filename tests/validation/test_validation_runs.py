@@ -1,5 +1,6 @@
 """Measured runs against predictions: fit some, predict the rest, say why not."""
 
+import dataclasses
 import itertools
 import math
 import sys
@@ -11,6 +12,7 @@ import ddlsim
 from ddlsim.cluster.calibrated import learned, with_parameters
 from ddlsim.errors import ConfigError
 from ddlsim.measure import Measurement
+from ddlsim.run.seeds import t_quantile
 from ddlsim.validation import MeasuredRun, calibrate, read_runs, validate
 from ddlsim.validation.comparison import parse_condition
 from ddlsim.validation.run_fit import Knowledge
@@ -296,7 +298,7 @@ def test_a_wrong_file_is_refused_in_one_line(tmp_path, text, message):
         ("2,32,,,5", "line 2: column model is missing"),
         ("2,32,resnet81,,5", "line 2: unknown model 'resnet81'; did you mean 'resnet18'"),
         ("2,32,resnet18,ringg,5", "line 2: AllReduce: unknown all_reduce algorithm 'ringg'; did you mean 'ring'"),
-        ("2,900000,resnet18,,5", "line 2: column batch_size: resnet18 .* needs about .* GB"),
+        ("2,900000,resnet18,,5", "none of 1 run can be simulated: .*line 2: resnet18 .* needs about .* GB"),
     ],
     ids=["workers", "no-model", "model", "algorithm", "memory"],
 )
@@ -305,6 +307,26 @@ def test_a_run_that_does_not_fit_the_cluster_is_refused(tmp_path, row, message):
     with pytest.raises(ConfigError, match=message) as error:
         validate(path, OFFICE)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("fit_on", [None, "workers <= 2"])
+def test_runs_that_do_not_fit_in_memory_are_declined_and_counted(tmp_path, fit_on):
+    """Neither the errors nor the fit include them, and every table lists all runs."""
+    kept = ["1,32,,5", "8,32,,5"]
+    path = written(tmp_path, "\n".join(["workers,batch_size,algorithm,step_time (s)", *kept, "2,900000,,5", ""]))
+    found, without = (
+        validate(each, OFFICE, "resnet18", fit_on=fit_on, explain=0) for each in (path, read_runs(path)[:2])
+    )
+    assert [row.predicted for row in found.rows] == [row.predicted for row in without.rows]
+    assert (found.error, found.summary(fitted=False)) == (without.error, without.summary(fitted=False))
+    (declined,) = found.declined
+    assert "line 4: resnet18 with batch size 900000 in fp32 needs about" in declined.reason
+    assert found.table["used"].tolist() == [*without.table["used"], "declined"]
+    assert math.isnan(found.table["predicted"].iloc[-1])
+    assert found.table["notes"].iloc[-1] == declined.reason
+    assert f"declined: 1 of 3 runs, which the errors do not include\n{declined.label}: {declined.reason}" in str(found)
+    with pytest.raises(ConfigError, match="no run that satisfies this condition can be simulated"):
+        validate(path, OFFICE, "resnet18", fit_on="batch_size > 32")
 
 
 def test_strategies_are_named_as_in_experiment_files():
@@ -438,3 +460,15 @@ def test_runs_deviate_as_measured_runs_with_their_strategy_did(machine_runs):
     assert interval.value / interval.low >= math.exp(slower)
     assert interval.high / interval.value >= math.exp(faster)
     assert one.high / one.low < interval.high / interval.low
+
+
+def test_few_runs_of_one_worker_give_the_interval_of_students_t(runs):
+    """A factor from n runs with a scatter has n - 1 degrees of freedom; that of a further run includes the mean's."""
+    (single,) = [run for run in runs if (run.workers, run.batch_size) == (1, 16)]
+    for n in (2, 4):
+        factors = [1.25 ** (1 if i % 2 else -1) for i in range(n)]
+        noisy = [dataclasses.replace(single, throughput=factor * single.throughput) for factor in factors]
+        row = validate(noisy, OFFICE, "resnet18", fit_on="workers == 1", explain=0).rows[0]
+        scatter = math.log(1.25) * math.sqrt(n / (n - 1))
+        least = t_quantile(n - 1) * scatter * math.sqrt(1 + 1 / n)
+        assert math.log(row.interval.high / row.predicted) == pytest.approx(least, rel=0.1)

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from page_files import GPU_RUNS
 from typer.testing import CliRunner
@@ -16,7 +17,9 @@ from ddlsim.cli import app
 from ddlsim.measure import Measurement
 from ddlsim.run.simulate import plan_of_run
 from ddlsim.validation import MeasuredRun, calibrate_stack, read_runs
-from ddlsim.validation.stack_fit import experiment_of
+from ddlsim.validation.calibration import BAD_FIT
+from ddlsim.validation.log_fit import LogFit, robust_cost, spread_of
+from ddlsim.validation.stack_fit import _half_width, experiment_of
 
 CLUSTER = "roce-h100+n_hosts=1"
 TRUTH = replace(load_stack("fsdp-eager"), gemm=0.7, elementwise=2.0)
@@ -179,7 +182,9 @@ def test_runs_of_one_worker_give_the_compute_time_of_other_models() -> None:
     with pytest.raises(ConfigError, match="add runs with several workers"):
         calibrate_stack(runs[:2], "pytorch")
     slow = replace(runs[2], throughput=0.1 * runs[2].throughput)
-    assert str(calibrate_stack([*runs[:2], slow, runs[3]], "pytorch")).startswith("warning: poor fit: mean error ")
+    poor = calibrate_stack([*runs[:2], slow, runs[3]], "pytorch")
+    assert str(poor).startswith("warning: poor fit: mean error ")
+    assert "these runs hardly limit the time of a further run" in str(poor)
     assert "warning" not in str(fit)
 
 
@@ -272,3 +277,17 @@ def test_options_of_traces_need_a_stack(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["calibrate", "x.json", "-c", CLUSTER, "--batch", "8"])
     assert done.exit_code == 1
     assert "--batch has no effect without --stack; leave --batch out" in str(done.exception)
+
+
+@pytest.mark.parametrize("n", [3, 4, 6, 10])
+def test_intervals_of_poor_fits_contain_a_further_run(n: int) -> None:
+    """The scatter is 30 %, ten times the prior's; 95 % of further runs are within the interval of Student's t."""
+    random, inside = np.random.default_rng(n), []
+    for *runs, further in 0.3 * random.standard_normal((1000, n + 1)):
+        errors = np.array(runs) - np.mean(runs)
+        spread, dof = spread_of(2.0 * robust_cost(errors), n, 1)
+        none = np.zeros(1)
+        fit = LogFit(("gemm",), none, np.zeros((1, 1)), spread, dof, errors, none, (), ())
+        if np.abs(errors).mean() > BAD_FIT:
+            inside.append(abs(further - np.mean(runs)) <= _half_width(fit))
+    assert np.mean(inside) > 0.94

@@ -71,7 +71,7 @@ def test_the_catalogue_curve_is_the_default():
     curve = _curve("v100", "resnet50")
     assert workload.step_time == pytest.approx(fit_affine(curve.batch_size, curve.throughput).step_time(32))
     assert "MXNet" in workload.basis
-    assert "within 3.4%" in workload.basis
+    assert "within 3.4 %" in workload.basis
     assert workload.optimizer == 0.0
     assert "roofline" in make_workload(RESNET50, V100, 32, precision="fp16").basis
     assert "roofline" in make_workload(load_model("vgg16"), V100, 32).basis

@@ -190,3 +190,15 @@ def test_devices_limit_their_own_nvlinks_only(tmp_path, monkeypatch):
     assert found == [[450e9, 200e9], [450e9, 450e9]]
     runs = [ddlsim.Experiment(ddlsim.load_cluster(name), ddlsim.load_model("alexnet")) for name in names]
     assert len({text_of(run, Digests()) for run in runs}) == 2
+
+
+@pytest.mark.parametrize("device", ["h100", "a100-80g", None])
+def test_another_device_does_not_keep_the_nvlink_limit_of_the_last_one(device: str | None) -> None:
+    """An H800 limits NVLinks of the pod to 200 GB/s; ``with_`` replaces the device and its limit."""
+    few = {"workers": 2, "steps": 1, "warmup": 0}
+    slow = ddlsim.simulate("dgx-h100-pod", "resnet50", device="h800", **few)  # type: ignore[arg-type]
+    for experiment in (slow.experiment, slow.given or slow.experiment):
+        changed = ddlsim.simulate(experiment.with_(device=device))
+        fresh = ddlsim.simulate("dgx-h100-pod", "resnet50", device=device, **few)  # type: ignore[arg-type]
+        assert changed.cluster.link_bandwidth.tolist() == fresh.cluster.link_bandwidth.tolist()
+        assert changed.step_time == fresh.step_time

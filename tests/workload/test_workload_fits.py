@@ -65,6 +65,15 @@ def test_several_remedies_are_put_together_where_none_is_enough() -> None:
         assert not fits("gpt3-175b", "a100-80g", **{**question, **fewer})  # type: ignore[arg-type]
 
 
+def test_ranks_without_zero_are_noted() -> None:
+    """The number of ranks affects only the remedies, of which a model that fits has none."""
+    few, many = fits("gpt2", "a100-40g"), fits("gpt2", "a100-40g", shards=8)
+    assert few.memory == many.memory
+    assert "(each of 8 ranks stores all of it: no ZeRO) fits on a100-40g" in str(many)
+    assert "no ZeRO" not in str(fits("gpt2", "a100-40g", shards=8, zero=1)) + str(few)
+    assert "no ZeRO" not in str(fits("dlrm", "a100-80g", shards=8))  # its tables are distributed
+
+
 def test_what_fits_has_no_remedies() -> None:
     answer = fits("gpt2", "a100-40g", 8, "fp16", "adam")
     assert answer
@@ -167,6 +176,8 @@ def test_the_page_shows_what_is_printed() -> None:
         (lambda: fits("resnet50", "v100", recompute="operators"), "recompute = 'operators' has no effect, because res"),
         (lambda: fits("resnet50", "v100", flash=True), "flash = True has no effect, because resnet50 has no attention"),
         (lambda: fits("gpt2", "a100-40g", zero=2), "zero = 2: has no effect with shards = 1"),
+        (lambda: fits("resnet50", "h100", stack="megatron"), "stack = 'megatron': has no effect, because the rates of"),
+        (lambda: fits("gpt2", "v100", stack="megatron"), "stack = 'megatron': has no effect, because the rates of"),
         (lambda: fits("gpt2", "a100-40g", workspace="1 GiB"), "workspace has no effect, because gpt2 has no convolu"),
         (lambda: fits("gpt2", "a100-40g", precision="fp8"), "a100-40g does not support matrix products in fp8"),
     ],

@@ -14,7 +14,7 @@ from ddlsim.explore.components import ComputedCard, Exports, File, bars, html, m
 from ddlsim.explore.jobs import Jobs, Progress
 from ddlsim.explore.screens.run import tell_first
 from ddlsim.explore.setup import FIELDS, Setup
-from ddlsim.readable import in_words
+from ddlsim.readable import in_words, percent
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import SCHEMA
 from ddlsim.run.metrics import METRICS, Metric, record
@@ -112,7 +112,7 @@ def _change(metric: Metric, a: float | None, b: float | None) -> str:
         return f"{100.0 * (b - a):+.1f} points"
     if not a or b / a >= MOST:
         return f"{b / a:,.4g} times" if a else ""
-    return f"{b / a - 1.0:+.1%}"
+    return percent(b / a - 1.0, sign="+")
 
 
 def _changes(a: dict[str, object], b: dict[str, object]) -> str:
