@@ -100,7 +100,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"strategy": ParameterServer(1)},
-        "ParameterServer: servers = 1, placement = 'own': cluster 'star-4' has no machines without workers; "
+        "servers = 1, placement = 'own': cluster 'star-4' has no machines without workers; "
         "use fewer servers, fewer workers, or placement 'colocated'",
     ),
     (
