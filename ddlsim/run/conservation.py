@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -55,41 +54,35 @@ def check_result(result: Result, loop: Loop, n_samples: int) -> None:
     check_workers(result.recorder, result.simulated_time)
     _check_updates(result, n_samples)
     accounts, carried = loop.network.accounts(), (result.channel_nbytes, result.channel_busy, result.simulated_time)
-    if loop.network.is_shared:
-        with _bypasses_explained(loop, accounts):
-            _check_room(result.cluster, _of_links(accounts, result.cluster.n_channels), *carried)
-        return
-    _equal("clock: the network has run until", loop.network.now, "the run until", result.simulated_time, "s")
-    _conserved(accounts)
-    sent, asked = accounts.issued, loop.nbytes_asked
-    if loop.network.n_live == 0 or sent > asked:  # a collective in progress has more to send
-        _equal("the network: bytes sent", sent, "asked for", asked, "bytes")
-    with _bypasses_explained(loop, accounts):
-        check_links(result.cluster, accounts, *carried)
-    if result.busy is not None:
-        seconds, busy = result.busy.seconds(), result.channel_busy
-        off = np.abs(seconds - busy) > ROUNDING * result.simulated_time
-        _links(result.cluster, off, "busy in its timeline", seconds, "in all", busy, "s")
-
-
-@contextmanager
-def _bypasses_explained(loop: Loop, accounts: Accounts) -> Iterator[None]:
-    """Raise ConfigError if a link has too little capacity because part of its traffic bypasses the network."""
+    shared = loop.network.is_shared
+    if not shared:
+        _equal("clock: the network has run until", loop.network.now, "the run until", result.simulated_time, "s")
+        _conserved(accounts)
+        sent, asked = accounts.issued, loop.nbytes_asked
+        if loop.network.n_live == 0 or sent > asked:  # a collective in progress has more to send
+            _equal("the network: bytes sent", sent, "asked for", asked, "bytes")
     try:
-        yield
+        if shared:
+            _check_room(result.cluster, _of_links(accounts, result.cluster.n_channels), *carried)
+        else:
+            check_links(result.cluster, accounts, *carried)
     except ConservationError as error:
-        exceeds = f"exceeds the capacity of a link ({str(error).partition(_REPORT)[0]})"
         if loop.stands_for:
             raise ConfigError(
                 "tensor groups are executed as single ranks and do not contend with other simulated messages, so "
-                f"their combined traffic {exceeds}; use fewer micro-batches or workers, so that all ranks are executed"
+                f"their combined traffic exceeds the capacity of a link ({str(error).partition(_REPORT)[0]}); use "
+                "fewer micro-batches or workers, so that all ranks are executed"
             ) from None
         if not (loop.beside.busy.any() and accounts.busy.any()):
             raise
         raise ConfigError(
-            "cost: fixed-time collectives do not contend with simulated messages, so their combined traffic "
-            f"{exceeds}; use cost='simulated'"
+            "cost: fixed-time collectives do not contend with simulated messages, so their combined traffic exceeds "
+            f"the capacity of a link ({str(error).partition(_REPORT)[0]}); use cost='simulated'"
         ) from None
+    if result.busy is not None and not shared:
+        seconds, busy = result.busy.seconds(), result.channel_busy
+        off = np.abs(seconds - busy) > ROUNDING * result.simulated_time
+        _links(result.cluster, off, "busy in its timeline", seconds, "in all", busy, "s")
 
 
 def check_network(cluster: Cluster, network: Network) -> None:
