@@ -135,12 +135,9 @@ def forgetful(busy):
 def test_collectives_of_known_time_and_messages_that_do_not_fit_on_a_link(faults):
     cluster = Cluster.from_graph(star(5, bandwidth="0.1 Gbit/s", latency="20 us"))
     strategy = ddlsim.Parallel(pipeline=2, data=2, micro_batch=2, recompute="stage", cost="nccl", overlap="none")
-    compute = ddlsim.Affine("1 ms", "0.1 ms")
+    timing = {"compute": ddlsim.Affine("1 ms", "0.1 ms"), "speed": [1, 2, 1, 0.5]}
     with pytest.raises(ddlsim.ConfigError, match=r"do not contend .*link h\d -> switch .* use cost='simulated'"):
-        ddlsim.simulate(
-            cluster, "googlenet", strategy, 96, 4, steps=2, warmup=0, compute=compute, speed=[1, 2, 1, 0.5],
-            faults=faults,
-        )  # fmt: skip
+        ddlsim.simulate(cluster, "googlenet", strategy, 96, 4, steps=2, warmup=0, faults=faults, **timing)
 
 
 def test_a_timeline_that_forgets_an_interval(monkeypatch):
