@@ -66,7 +66,7 @@ class _Short(reprlib.Repr):
         return f"{'-' if x < 0 else ''}10**{int(abs(x).bit_length() * math.log10(2))} approximately"
 
     def repr_ndarray(self, x: Any, level: int) -> str:
-        return f"an array of shape {x.shape}, {x.dtype}" if x.ndim else repr(x.item())
+        return f"an array of shape {x.shape}, {x.dtype}" if x.ndim else f"array({x.item()!r})"
 
 
 #: maximum number of names listed in a message

@@ -156,7 +156,7 @@ WRONG = [
     (tuple[int, ...], {1, 2}, "x = {1, 2}: must be a list"),
     (tuple[int, int], [1], "x = [1]: must be a list of 2"),
     (Sequence[int], 3, "must be a list"),
-    (Sequence[int], np.array(3), "must be a list, or an array with at least one dimension"),
+    (Sequence[int], np.array(3), "array(3): must be a list, or an array with at least one dimension"),
     (Mapping[str, int], {"a": None}, "x['a'] = None: must be an integer"),
     (Mapping[str, int], {1: 2}, "x: key = 1: must be a string"),
     (Literal["ring", "tree"], "rign", "x = 'rign': must be 'ring' or 'tree'; did you mean 'ring'?"),

@@ -67,8 +67,11 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
-        with _in_a_line(ctx):
-            return super().invoke(ctx)
+        try:
+            with _in_a_line(ctx):
+                return super().invoke(ctx)
+        except KeyboardInterrupt:  # which typer turns into an exit without a message
+            _fail("interrupted", 130)
 
 
 app = typer.Typer(

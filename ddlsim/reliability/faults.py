@@ -105,19 +105,18 @@ def _check(effect: Effect, fault: Fault, cluster: Cluster, n_workers: int, field
     }
     for part, (chosen, n, parts) in numbers.items():
         if wrong := [number for number in chosen if not 0 <= number < n]:
-            raise ConfigError(
-                f"{field}: {fault} affects {part} {max(wrong)}, but there are only {n} {parts}, numbered from 0"
-            )
+            problem = f"but there are only {n} {parts}, numbered from 0"
+            if n == 0:  # of several jobs
+                problem = "not the shared network; set it in the experiment of a job, Experiment(faults=...)"
+            raise ConfigError(f"{field}: {fault} affects {part} {max(wrong)}, {problem}")
     least = 1.0 if field == "faults" else 0.0  # of a fault; the factor of a timed event may also be below 1
     factors = [each for _, each in effect.slowed if each < least] + [each for _, each in effect.links if each < 0.0]
     if factors:
-        factor = factors[0]
         raise ConfigError(
-            f"{field}: {fault} has the factor {factor:g}: must be at least 1 for workers, and at least 0 for links"
+            f"{field}: {fault} has the factor {factors[0]:g}: must be at least 1 for workers, and at least 0 for links"
         )
-    times = effect.start, effect.end
-    start, end = times
-    if not all(isinstance(time, float | int) for time in times) or not 0.0 <= start < end:
+    start, end = effect.start, effect.end
+    if not (isinstance(start, float | int) and isinstance(end, float | int)) or not 0.0 <= start < end:
         raise ConfigError(
             f"{field}: {fault} has start = {start!r} and end = {end!r}: must be increasing, non-negative times in s"
         )

@@ -225,6 +225,8 @@ def place(experiment: Experiment) -> Placed:
     cluster = loaded_from(loaded.sampled(experiment.seed), loaded)
     model = load_model(experiment.model)
     time_model = model if experiment.time_model is None else load_model(experiment.time_model)
+    if time_model.n_params == 0:
+        raise ConfigError(f"model {time_model.name!r} has no parameters; add a layer to train, such as dense")
     nodes = _nodes(experiment, cluster)
     n_workers, batch_size = len(nodes), experiment.batch(len(nodes))
     # the cluster is not sampled, so that the experiment can be repeated with another seed

@@ -102,7 +102,7 @@ def server_nodes(cluster: Cluster, workers: list[int], n_servers: int, placement
     if n_servers > len(places):
         remedy = "fewer servers, fewer workers, or placement 'colocated'" if placement == "own" else "fewer servers"
         raise ConfigError(
-            f"ParameterServer: servers = {n_servers}, placement = {placement!r}: cluster {cluster.name!r} "
+            f"servers = {n_servers}, placement = {placement!r}: cluster {cluster.name!r} "
             f"has {count(len(places), 'machine') if places else 'no machines'} {where}; use {remedy}"
         )
     spread = [places[i * len(places) // n_servers] for i in range(n_servers)]

@@ -230,7 +230,7 @@ def _with_column(cluster: Cluster, column: str, chosen: Bools, value: float) -> 
 
 
 def labels_of(values: Sequence[object]) -> list[str | int | float | bool]:
-    """Return a label for each value. Different values have different labels; that of None is "none"."""
+    """Return a label for each value. Different values have different labels; that of None or of no items is "none"."""
     values = [bare(v) for v in values]
     short, long = [_short(v) for v in values], [_long(v) for v in values]
     meant: dict[object, set[object]] = {}
@@ -261,7 +261,7 @@ def _long(value: object) -> str | int | float | bool:
     if isinstance(value, Cluster | DataSet | Device | Model):
         return value.name
     if isinstance(value, tuple | list):
-        return ", ".join(str(_long(item)) for item in value)
+        return ", ".join(str(_long(item)) for item in value) or "none"
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return str(getattr(value, "__name__", value))
     shown = []

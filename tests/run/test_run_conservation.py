@@ -131,6 +131,15 @@ def forgetful(busy):
     return BusyIntervals([first._replace(rows=rows), *parts], busy._n_channels)
 
 
+@pytest.mark.parametrize("faults", [(), ddlsim.LinkFault("h4", "switch", 0.0, 1.0), ddlsim.Pause(1e6, 1.0)])
+def test_collectives_of_known_time_and_messages_that_do_not_fit_on_a_link(faults):
+    cluster = Cluster.from_graph(star(5, bandwidth="0.1 Gbit/s", latency="20 us"))
+    strategy = ddlsim.Parallel(pipeline=2, data=2, micro_batch=2, recompute="stage", cost="nccl", overlap="none")
+    timing = {"compute": ddlsim.Affine("1 ms", "0.1 ms"), "speed": [1, 2, 1, 0.5]}
+    with pytest.raises(ddlsim.ConfigError, match=r"do not contend .*link h\d -> switch .* use cost='simulated'"):
+        ddlsim.simulate(cluster, "googlenet", strategy, 96, 4, steps=2, warmup=0, faults=faults, **timing)
+
+
 def test_a_timeline_that_forgets_an_interval(monkeypatch):
     broken(monkeypatch, Network, "busy_intervals", forgetful)
     with pytest.raises(ConservationError, match=r"link h\d -> switch \(nic\): busy in its timeline .* s, in all .* s"):

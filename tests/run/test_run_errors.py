@@ -37,6 +37,8 @@ from ddlsim import (
 from ddlsim.cluster import MultiGpu, star
 
 STAR = star(4, bandwidth="10 Gbit/s", latency="10 us")
+LENET = ddlsim.load_model("lenet5")
+WITHOUT_PARAMETERS = dataclasses.replace(LENET, name="flat", layers=[x for x in LENET.layers if not x.n_params])
 
 
 def two_islands() -> nx.MultiDiGraph:
@@ -60,6 +62,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"workers": 2.0}, "workers = 2.0: must be a positive integer"),
     ({"model": "lenet"}, "unknown model 'lenet'; did you mean 'lenet5'?"),
     ({"model": "no/such.toml"}, "no/such.toml: no such file"),
+    ({"model": WITHOUT_PARAMETERS}, "model 'flat' has no parameters; add a layer to train, such as dense"),
     ({"cluster": "dgx1-v10"}, "unknown cluster 'dgx1-v10'; did you mean 'dgx1-v100'?"),
     ({"strategy": AllReduce("ring", rank_order=(0, 1))}, "must contain each rank from 0 to 3 once"),
     ({"strategy": "ring"}, "strategy = 'ring': must be a strategy such as ddlsim.AllReduce('ring') or FSDP()"),
@@ -100,7 +103,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"strategy": ParameterServer(1)},
-        "ParameterServer: servers = 1, placement = 'own': cluster 'star-4' has no machines without workers; "
+        "servers = 1, placement = 'own': cluster 'star-4' has no machines without workers; "
         "use fewer servers, fewer workers, or placement 'colocated'",
     ),
     (

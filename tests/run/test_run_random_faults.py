@@ -275,5 +275,7 @@ def test_parts_that_are_not_there():
         ddlsim.simulate(ring, "lenet5", faults=RandomFaults("1 h", "1 s", kind="link", per="switch"), steps=1)
     with pytest.raises(ConfigError, match=r"per = 'host': cluster .* has no links between its machines"):
         ddlsim.simulate(machine, "lenet5", faults=RandomFaults("1 h", "1 s", kind="link"), steps=1)
+    with pytest.raises(ConfigError, match=r"Stop.*affects rank 0, not the shared network; set it in the experiment of"):
+        ddlsim.simulate_jobs([Job(ddlsim.Experiment(CLOS, "lenet5", steps=1))], faults=[Stop(0, 0.0, 1.0)])
     with pytest.raises(ConfigError, match="simulate_jobs: faults: kind = 'slow' affects workers"):
         ddlsim.simulate_jobs([Job(ddlsim.Experiment(CLOS, "lenet5", steps=1))], faults=[KINDS["slow host"]])

@@ -296,6 +296,7 @@ def test_labels_tell_values_apart():
 def test_labels_leave_out_what_is_as_usual():
     assert labels_of([ddlsim.PowerSGD(4)]) == ["PowerSGD(4)"]
     assert labels_of([ddlsim.load_stack("megatron"), None]) == ["megatron", "none"]
+    assert labels_of([(), (ddlsim.Stop(3, 0.0, 1.0),)]) == ["none", "Stop(3, 0.0, 1.0)"]
 
 
 def test_values_may_have_names():

@@ -303,6 +303,10 @@ def _check_life(result):
         least = result.experiment.elastic.min_workers
         assert all(n == 0 or least <= n <= result.n_workers for _, n in timeline.groups)
         most = result.experiment.batch_size * result.experiment.accumulation
+        if training := result.experiment.training:
+            growing, phases = training.growing_batch, training.phases
+            most *= 1 if growing is None else growing.factor ** len(growing.milestones)
+            most *= max([1.0, *(phase.batch / result.experiment.batch_size for phase in phases if phase.batch)])
         most *= 1 if contract.of(result.experiment.strategy).shares_batch else result.n_workers
         assert result.goodput * timeline.end <= most * max(timeline.steps, 1) * (1.0 + 1e-9)
     pace = timeline.timeline.pace
