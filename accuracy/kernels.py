@@ -1,8 +1,10 @@
-"""Fits the A100's matrix products and the times of Megatron-DeepSpeed's host to the steps of one machine.
+"""Fits the A100's matrix products, and the times of Megatron-DeepSpeed's host to the steps of one machine.
 
-`python -m accuracy.kernels` prints ``gemm`` of the A100 (``[[kernels]]`` in ``ddlsim/workload/devices.toml``) and the
-times of the stack "megatron-2021" (``ddlsim/workload/stacks.toml``), by least squares of the logarithms. It also fits
-every second row alone, and prints the errors on the others. Tiles and multiprocessors are documented values.
+`python -m accuracy.kernels` prints what fits measured products (``data/products_a100.csv``) if each uses the fastest
+tile, then ``gemm`` of the A100 (``[[kernels]]`` in ``ddlsim/workload/devices.toml``) and the times of the stack
+"megatron-2021" (``ddlsim/workload/stacks.toml``), which are fitted to steps, by least squares of the logarithms. It
+also fits every second model and every second row alone, and prints the errors on the others. Tiles and multiprocessors
+are documented values.
 
 Of a step of m micro-batches on p stages, d replicas and t tensor-parallel ranks,
 
@@ -25,17 +27,33 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddlsim.workload.devices import Device, load_device
+from ddlsim.workload.devices import Device, Kernels, load_device
 from ddlsim.workload.model import Model, load_model
-from ddlsim.workload.products import Timing, kernel_times
+from ddlsim.workload.products import Product, Timing, kernel_times, product_time
 from ddlsim.workload.roles import blocks
 from ddlsim.workload.stacks import Stack, load_stack
 
-__all__ = ["CATALOGUE", "FITTED", "Row", "Software", "errors", "fit", "predicted", "rows", "values"]
+__all__ = [
+    "CATALOGUE",
+    "FITTED",
+    "Row",
+    "Software",
+    "errors",
+    "fit",
+    "fit_products",
+    "predicted",
+    "product_errors",
+    "products",
+    "rows",
+    "values",
+]
 
 FILE = Path(__file__).parent / "data" / "transformers_a100.csv"
 VOCABULARY = 51_200
 BUS = 235e9
+PRODUCTS = FILE.with_name("products_a100.csv")
+#: tiles of cuBLAS (NVIDIA, Matrix Multiplication Background User's Guide)
+TILES = ((128, 256), (128, 128), (64, 256), (64, 128), (64, 64))
 SUMMED = 6  # all-reduces of a layer: two in each forward pass, two in the backward pass
 #: what is fitted, and in which unit: a rate of the device, and times of the stack
 FITTED = {"gemm": 1.0, "forward_launch": 1e-5, "backward_launch": 1e-5, "micro_batch_time": 1e-3, "rank_delay": 1e-5}
@@ -126,6 +144,41 @@ def _all_reduce(nbytes: float, n: int) -> float:
     return 2.0 * (n - 1) / n * nbytes / BUS
 
 
+def products() -> dict[str, list[tuple[Product, float]]]:
+    """Return the measured products and their seconds, by model."""
+    found: dict[str, list[tuple[Product, float]]] = {}
+    lines = PRODUCTS.read_text(encoding="utf-8").splitlines()
+    for row in csv.DictReader(line for line in lines if not line.startswith("#")):
+        product = Product(*(float(row[name]) for name in "mnk"))
+        found.setdefault(row["model"], []).append((product, 1e-6 * float(row["us"])))
+    return found
+
+
+def product_errors(measured: Sequence[tuple[Product, float]], kernels: Kernels) -> np.ndarray:
+    """Return predicted / measured - 1 of each product."""
+    device = replace(CATALOGUE.device, kernels=kernels)
+    return np.array([product_time(product, device, "fp16") / seconds - 1.0 for product, seconds in measured])
+
+
+def fit_products(measured: Sequence[tuple[Product, float]]) -> Kernels:
+    """Return the `gemm` and `tile_time` that fit products best, as :mod:`ddlsim.measure` fits other devices."""
+    from scipy.optimize import least_squares
+
+    kernels = CATALOGUE.device.kernels
+    assert kernels is not None
+
+    def kernels_at(point: np.ndarray) -> Kernels:
+        gemm = {"bf16": float(point[0])}
+        return replace(kernels, gemm=gemm, tile=TILES[0], tiles=TILES[1:], tile_time=1e-6 * float(point[1]))
+
+    def residuals(point: np.ndarray) -> np.ndarray:
+        return np.log1p(product_errors(measured, kernels_at(point)))
+
+    bounds = 1e-3, [1.0, 100.0]
+    solution = least_squares(residuals, [0.8, 1.0], bounds=bounds, loss="soft_l1", f_scale=0.02, diff_step=1e-3)
+    return kernels_at(solution.x)
+
+
 def errors(measured: Sequence[Row], software: Software) -> np.ndarray:
     """Return predicted / measured - 1 of each row."""
     return np.array([predicted(row, software) / row.seconds - 1.0 for row in measured])
@@ -169,6 +222,15 @@ def _show(label: str, measured: Sequence[Row], software: Software) -> None:
 
 
 def main() -> None:
+    by_model = list(products().values())
+    for label, fitted, others in (
+        ("even models", by_model[::2], by_model[1::2]),
+        ("odd models", by_model[1::2], by_model[::2]),
+        ("all models", by_model, by_model),
+    ):
+        kernels = fit_products([row for rows in fitted for row in rows])
+        mean = np.abs(product_errors([row for rows in others for row in rows], kernels)).mean()
+        print(label, f"gemm {kernels.gemm['bf16']:.4g}, tile_time {kernels.tile_time * 1e6:.3g} us; others {mean:.2%}")
     measured = rows()
     for label, fitted, others in (
         ("even rows", measured[::2], measured[1::2]),

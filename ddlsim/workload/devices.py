@@ -94,6 +94,7 @@ class Kernels:
     persistent_tile  (rows, columns) of the tiles of persistent kernels, which are launched for all multiprocessors: if
                 collectives occupy some, products take one more tile's time; None: kernels are not persistent
     convolution  rates of the kernels of convolutional networks; None: unknown
+    tiles       other tiles; each product uses the one with which it is fastest
     source      of these numbers
     """
 
@@ -107,6 +108,7 @@ class Kernels:
     spread: tuple[Positive, Positive] = (1.0, 1.0)
     persistent_tile: tuple[Count, Count] | None = None
     convolution: ConvolutionRates | None = None
+    tiles: tuple[tuple[Count, Count], ...] = ()
 
     def fraction(self, precision: str) -> float | None:
         """Return the fraction of the peak that products reach in a precision; None if unknown.

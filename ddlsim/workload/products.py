@@ -187,11 +187,12 @@ def product_time(
     m, n, k, copies, _ = product
     units = kernels.units if units is None else units
     rate = device.peak_flops[product_type(precision)] * fraction * share / kernels.units
-    waves = [
-        (math.ceil(math.ceil(m / rows) * math.ceil(n / columns) * copies / units), rows * columns)
-        for rows, columns in (kernels.tile, kernels.tile[::-1])
-    ]
-    seconds = min(each * (2.0 * elements * k / rate + kernels.tile_time) for each, elements in waves)
+    seconds = min(
+        math.ceil(math.ceil(m / rows) * math.ceil(n / columns) * copies / units)
+        * (2.0 * (rows * columns) * k / rate + kernels.tile_time)
+        for tile in (kernels.tile, *kernels.tiles)
+        for rows, columns in (tile, tile[::-1])
+    )
     if kernels.persistent_tile is not None and units < kernels.units:
         seconds += 2.0 * math.prod(kernels.persistent_tile) * k / rate
     low = LOW_PRECISIONS.get(precision)

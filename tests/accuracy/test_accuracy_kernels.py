@@ -7,7 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from accuracy.kernels import BUS, CATALOGUE, FITTED, errors, fit, rows, values
+from accuracy.kernels import (
+    BUS,
+    CATALOGUE,
+    FITTED,
+    errors,
+    fit,
+    fit_products,
+    product_errors,
+    products,
+    rows,
+    values,
+)
 from ddlsim import PerKernel, load_model
 from ddlsim.workload.compute import make_workload
 from ddlsim.workload.roles import blocks
@@ -38,6 +49,20 @@ def test_attention_without_the_fused_softmax() -> None:
     unfused = [row for row in rows() if row.micro * row.a // row.t % 4]
     assert len(unfused) == 7
     assert float(np.abs(errors(unfused, CATALOGUE)).mean()) <= 0.19
+
+
+def test_tiles_of_measured_products() -> None:
+    """Models predict the products of others within 4.5 and 6.2 %. With tiles of 128 x 256 only, all are 11 % off."""
+    by_model = list(products().values())
+    assert [len(each) for each in by_model] == [208, 208, 208, 256, 256, 169, 208, 52]
+    even, odd = ([row for rows in by_model[first::2] for row in rows] for first in (0, 1))
+    assert np.abs(product_errors(odd, fit_products(even))).mean() <= 0.046
+    assert np.abs(product_errors(even, fit_products(odd))).mean() <= 0.063
+    fitted = fit_products(even + odd)
+    assert fitted.gemm["bf16"] == pytest.approx(0.765, abs=5e-4)
+    assert fitted.tile_time == pytest.approx(1.81e-6, rel=0.01)
+    assert np.abs(product_errors(even + odd, fitted)).mean() <= 0.05
+    assert np.abs(product_errors(even + odd, replace(fitted, tiles=()))).mean() >= 0.1
 
 
 #: Korthikanti et al. 2022 (arXiv:2205.05198), table 5, as in calculon-ai/calculon (calculon/llm/validation.py):
