@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddlsim.plain import read_toml
 from ddlsim.readable import percent, rate
+from ddlsim.strategies import contract
 
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
@@ -78,8 +79,8 @@ def nearest(result: Result) -> Comparison | None:
     here: dict[str, Any] = {"device": device.name, "GPUs": result.n_workers, "precision": workload.precision}
     here |= {"tokens": tokens} | ({} if workload.known else {"stack": workload.stack.name})
     if not workload.known:
-        recompute = getattr(result.experiment.strategy, "recompute", "none")
-        here["recomputation"] = _WITH if recompute in ("full", "early-stop") else _WITHOUT
+        recomputed = contract.of(result.experiment.strategy).recomputes_layers()
+        here["recomputation"] = _WITH if recomputed else _WITHOUT
     best: tuple[float, Comparison] | None = None
     for row in _rows():
         ratio = abs(math.log2(workload.model.n_params / 1e9 / row.parameters))

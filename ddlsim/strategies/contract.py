@@ -122,6 +122,11 @@ class Contract:
         return False
 
     @_optional
+    def recomputes_layers(self) -> bool:
+        """Whether the backward pass recomputes whole transformer layers. Default: no."""
+        return False
+
+    @_optional
     def accumulates_shards(self, n_workers: int) -> bool:
         """Whether each micro-batch's gradients are reduce-scattered, and only shards are added up. Default: no."""
         return False

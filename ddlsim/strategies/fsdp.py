@@ -188,6 +188,10 @@ class FSDP:
     def _ahead(self) -> int:
         return 1 if self.prefetch is None else self.prefetch
 
+    def recomputes_layers(self) -> bool:
+        """Whether the backward pass recomputes whole transformer layers."""
+        return self.recompute in ("full", "early-stop")
+
     def default_batch_size(self, n_workers: int) -> int:
         """Return the batch size with one micro-batch per worker."""
         return n_workers * (self.micro_batch or 1)

@@ -205,6 +205,10 @@ class Parallel(WithFabric):
         """Return the mesh of `n_workers` workers. Raises ConfigError, with the nearest meshes, if there is none."""
         return _mesh(n_workers, self.data, self.pipeline, self.tensor)
 
+    def recomputes_layers(self) -> bool:
+        """Whether the backward pass recomputes whole transformer layers."""
+        return self.recompute in ("full", "early-stop")
+
     def default_batch_size(self, n_workers: int) -> int:
         """Return the batch size with one micro-batch per stage in each replica (with "pipedream", a single one)."""
         data = self.data or max(n_workers // (self.pipeline * self.tensor), 1)
