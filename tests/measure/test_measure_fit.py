@@ -31,8 +31,8 @@ def test_a_device_file_that_does_not_describe_its_measurements_is_a_warning():
     products = [Prediction("product", "x", 1.0, 1.0 + error) for error in (0.1, -0.2)]
     step = Prediction("step", "llama, batch 4", 0.5, 0.25)
     assert comparison([*products, step]) == [
-        "2 products: mean error 15.0%, worst 20%",
-        "llama, batch 4: measured 500 ms, predicted 250 ms (-50%)",
+        "2 products: mean error 15.0 %, worst 20 %",
+        "llama, batch 4: measured 500 ms, predicted 250 ms (-50 %)",
     ]
     lines = comparison([*products, Prediction("product", "y", 1.0, 3.0), step])
     assert lines[1].startswith("warning: the device file does not describe these times; run nothing else")
