@@ -157,7 +157,7 @@ def _in_options(message: str, options: Mapping[str, str]) -> str:
     words = ("operation", "device", "bandwidth", "latency")
     names = [rf"(?<=\bset ){name}|(?<=\bremove ){name}" if name in words else name for name in options]
     argument = rf"(?<![\w-])(?P<name>{'|'.join(names)})\b(?: ?= ?(?P<value>'[^']*'|\w+))?(?: \(--[^)]*\))?"
-    return re.sub(argument, option, message) if names else message
+    return re.sub(argument, option, message).replace("set --set ", "use --set ") if names else message
 
 
 def _refuse(file: Path, kind: str, options: dict[str, object]) -> None:

@@ -16,7 +16,7 @@ from ddlsim.cluster.cluster import Floats
 from ddlsim.errors import ConfigError, SuggestsAttributes, unknown_name
 from ddlsim.output_files import write_text
 from ddlsim.printable import shown
-from ddlsim.readable import seconds, si
+from ddlsim.readable import count, seconds, si
 from ddlsim.reliability import Background
 from ddlsim.run.job import Job, machine_names
 from ddlsim.run.result import Result, link_names
@@ -261,7 +261,7 @@ class Jobs(SuggestsAttributes):
     @property
     def _title(self) -> str:
         until = f"until {seconds(self.end_time)}{', interrupted' * self.interrupted}"
-        return f"{len(self.runs)} jobs on {self.cluster.name}, {until}"
+        return f"{count(len(self.runs), 'job')} on {self.cluster.name}, {until}"
 
     def _repr_html_(self) -> str:
         from ddlsim.notebook import grid, lines, page

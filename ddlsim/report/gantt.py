@@ -15,7 +15,7 @@ import numpy as np
 from ddlsim.arguments import Count, NotNegative, checked
 from ddlsim.errors import ConfigError
 from ddlsim.plan import KINDS
-from ddlsim.readable import seconds
+from ddlsim.readable import count, seconds
 from ddlsim.report.drawing import described, drawn, saved, single, some_of, style_legend, time_styles, titled, wrapped
 from ddlsim.run.result import Result
 from ddlsim.runtime.recorder import TRANSFER
@@ -202,7 +202,7 @@ def jobs_timeline(
     draw(axes, bars, styles_of(kinds, transfers=False), ticks, (since, until))
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(low - _GAP / 2, -_GAP / 2)
-    titled(made, f"{len(bands)} jobs on {bands[0][2].cluster.name}")
+    titled(made, f"{count(len(bands), 'job')} on {bands[0][2].cluster.name}")
     return saved(axes, path)
 
 

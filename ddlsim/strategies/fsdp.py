@@ -19,7 +19,7 @@ from ddlsim.plan import Plan, StepProgram, fully_sharded, sharded
 from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.plan import BACKWARD, FORWARD
 from ddlsim.plan.schedules import Schedules
-from ddlsim.readable import percent
+from ddlsim.readable import count, percent
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.fabric import (
     AllReduceAlgorithm,
@@ -205,7 +205,7 @@ class FSDP:
         if batch_size % at_once:
             below = batch_size - batch_size % at_once
             nearest = " or ".join(str(each) for each in (below, below + at_once) if each)
-            factors = f"{n_workers} workers"
+            factors = count(n_workers, "worker")
             factors += "" if self.micro_batch is None else f" x micro_batch {self.micro_batch}"
             raise ConfigError(f"batch_size = {batch_size}: must be a multiple of {at_once} ({factors}); use {nearest}")
         return self.micro_batch or batch_size // n_workers

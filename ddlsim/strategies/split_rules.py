@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from ddlsim.errors import ConfigError, shown
 from ddlsim.plan.pipeline_orders import ORDERS, pass_order
+from ddlsim.readable import count
 from ddlsim.runtime.context import RunContext
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Memory, holding_of, kept_nbytes, memory_of
@@ -114,7 +115,7 @@ class Rules:
                 f"Parallel: cut = 'layers' with {what}: the number of chunks must divide the {most} transformer layers "
                 f"of {self.model.name}"
             )
-        return f"Parallel: {what}: {self.model.name} has only {most} layers" if n > most else ""
+        return f"Parallel: {what}: {self.model.name} has only {count(most, 'layer')}" if n > most else ""
 
     def _batch(self, sizes: Sizes) -> str:
         unit, why = self.unit(sizes)

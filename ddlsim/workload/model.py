@@ -18,7 +18,7 @@ from typing import Annotated
 
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
-from ddlsim.readable import si, size
+from ddlsim.readable import count, si, size
 from ddlsim.schema import loaded_from
 from ddlsim.workload.layer_rules import MAX_ELEMENTS, Shape
 from ddlsim.workload.layers import LayerSpec
@@ -146,12 +146,13 @@ class Model:
         return hash((self.name, self.input_shape, len(self.layers)))  # the values of all layers take a millisecond
 
     def __repr__(self) -> str:
-        return f"<Model {self.name!r}: {self.n_params:,} parameters, {len(self.layers)} layers>"
+        return f"<Model {self.name!r}: {self.n_params:,} parameters, {count(len(self.layers), 'layer')}>"
 
     def _repr_html_(self) -> str:
         from ddlsim.notebook import folded, grid, lines, page
 
-        return page(title(self), lines([summary(self)]), folded(f"{len(self.layers)} layers", grid(cells(self), LEFT)))
+        layers = count(len(self.layers), "layer")
+        return page(title(self), lines([summary(self)]), folded(layers, grid(cells(self), LEFT)))
 
     @property
     def n_params(self) -> int:

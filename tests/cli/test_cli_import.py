@@ -106,7 +106,7 @@ def test_an_imported_cluster_is_run_by_its_file(call):
             "--operation has no effect, because topo.txt is read as nvidia-smi (accepted: --device, --hosts, --latency",
         ),
         (("topo.txt",), "the speed of the NVLinks is missing; set --bandwidth, for example"),
-        (("topo.txt", "--bandwidth", "25 GB/s", "--hosts", "2"), "set --set nic_bandwidth=..., or --hosts 1 (read as"),
+        (("topo.txt", "--bandwidth", "25 GB/s", "--hosts", "2"), "use --set nic_bandwidth=..., or --hosts 1 (read as"),
         (
             ("topo.txt", "--bandwidth", "25 GB/s", "--set", "nic_bandwidth=1 GB/s"),
             "--set nic_bandwidth='1 GB/s' has no effect on a single machine; set --hosts or remove --set nic_b",

@@ -76,6 +76,10 @@ def test_jobs_on_links_of_their_own_are_what_they_are_alone(name, learns):
     assert same(run(one.with_(background=[Job(other), Job(third)])), run(one))
 
 
+def test_one_job_is_written_in_the_singular():
+    assert str(ddlsim.simulate_jobs([Job(SMALL)])).startswith("1 job on ")
+
+
 def test_a_job_that_starts_later_does_the_same_later():
     one, other = SMALL.with_(workers=[0, 1, 2], jitter=Gamma(0.3)), SMALL.with_(workers=[3, 4, 5], steps=40)
     jobs = ddlsim.simulate_jobs([Job(other), Job(one, "late", start="30 ms")])
