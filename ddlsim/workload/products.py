@@ -498,5 +498,5 @@ def _quantised(products: Sequence[Product], precision: str, timing: Timing) -> t
         if timing.stack.quantised_weights == "micro-batch"
         else 0.0
     )
-    inputs = max(m * k * copies for m, _, k, copies, _ in products)  # several products of a layer share their input
+    inputs = sum(m * k * copies for m, _, k, copies, _ in products)
     return nbytes * (inputs + weights), nbytes * sum(m * n * copies for m, n, _, copies, _ in products)
