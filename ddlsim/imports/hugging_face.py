@@ -200,28 +200,27 @@ def _counted(root: Node, kind: str) -> ConfigError:
         attention = (dim + queries + 1) * q_rank if q_rank else dim * queries
         attention += dim * (kv_rank + rope) + kv_rank + kv_rank * heads * (nope + value) + heads * value * dim
         what = "multi-head latent attention, and shared experts,"
-    else:
-        size = dim // heads if kind == "qwen2_moe" else _count(root, "head_dim")
-        kv = _count(root, "num_key_value_heads")
-        attention, biases, what = 2 * dim * (heads + kv) * size, (heads + 2 * kv) * size, "shared experts"
+    else:  # biases: of queries, keys and values
+        kv, of_qwen, what = _count(root, "num_key_value_heads"), kind == "qwen2_moe", "shared experts"
+        size = dim // heads if of_qwen else _count(root, "head_dim")
+        is_set = {name: root.has(name) and _flag(root, name) for name in ("attention_bias", "use_qk_norm")}
+        attention = 2 * dim * (heads + kv) * size + (2 * size if kind == "glm4_moe" and is_set["use_qk_norm"] else 0)
+        if of_qwen or kind == "gpt_oss" or is_set["attention_bias"]:
+            attention += (heads + 2 * kv) * size
     if of_deepseek or kind == "glm4_moe":
-        if kind == "glm4_moe":  # the output projection has no bias
-            flags = [root.has(name) and _flag(root, name) for name in ("attention_bias", "use_qk_norm")]
-            attention += flags[0] * biases + flags[1] * 2 * size
         n_experts, dense = _count(root, "n_routed_experts"), _or_none(root, "first_k_dense_replace")
         expert = 3 * dim * _count(root, "moe_intermediate_size")
         shared = _or_none(root, "n_shared_experts") * expert
         rest += dense * 3 * dim * _count(root, "intermediate_size")
     else:
-        of_qwen = kind == "qwen2_moe"
         n_experts = _count(root, "num_experts" if of_qwen else "num_local_experts")
         width = _count(root, "moe_intermediate_size" if of_qwen else "intermediate_size")
         expert = shared = 3 * dim * width
         if kind == "gpt_oss":  # one attention sink per head; all products have biases
-            attention, expert, shared = attention + biases + dim + heads, expert + 2 * width + dim, n_experts
+            attention, expert, shared = attention + dim + heads, expert + 2 * width + dim, n_experts
             what = "attention sinks, and experts with biases,"
-        elif of_qwen:  # biases of queries, keys and values; a gate for the shared expert
-            attention, shared = attention + biases, 3 * dim * _count(root, "shared_expert_intermediate_size") + dim
+        elif of_qwen:  # a gate for the shared expert
+            shared = 3 * dim * _count(root, "shared_expert_intermediate_size") + dim
         else:  # Llama 4: every n-th layer has experts
             every = _count(root, "interleave_moe_layer_step", needed=False) or 1
             dense = layers - (len(root["moe_layers"].items()) if root.has("moe_layers") else layers // every)
