@@ -42,7 +42,7 @@ ONLY: dict[str, Any] = {
     "qkv_bias": True,
 }
 #: kinds for which only the parameters are counted
-COUNTED = ("deepseek_v2", "deepseek_v3", "gpt_oss", "llama4_text", "qwen2_moe")
+COUNTED = ("deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "llama4_text", "qwen2_moe")
 #: types with the text model of another one
 SAME = {"gemma3": "gemma3text", "llama4": "llama4text", "kimik2": "deepseekv3", "qwen3vltext": "qwen3"}
 SAME |= {"qwen3vlmoetext": "qwen3moe", "qwen2vltext": "qwen2", "qwen25vltext": "qwen2"}
@@ -65,7 +65,8 @@ def read_config(root: Node) -> Read:
     if root.has("text_config") or root.has("vision_config"):
         raise root.error("models of text and images cannot be simulated; use its text_config alone")
     kind = _kind(root, root["model_type"].text() if root.has("model_type") else architecture)
-    only = ONLY | {"attention_bias": kind == "gpt_oss", "mlp_bias": False} if kind in COUNTED else ONLY
+    only = ONLY | {"mlp_bias": False} if kind in COUNTED else ONLY
+    only = only | {"attention_bias": kind == "gpt_oss"} if kind in COUNTED and kind != "glm4_moe" else only
     for name, value in only.items():
         if root.has(name) and (given := root[name]).value != value:
             rule = f"the only supported value is {shown(value)}"
@@ -193,28 +194,33 @@ def _counted(root: Node, kind: str) -> ConfigError:
     dim, layers, vocabulary, heads, active = (_count(root, name) for name in names)
     tied = root.has("tie_word_embeddings") and _flag(root, "tie_word_embeddings")
     rest, dense = vocabulary * dim * (1 if tied else 2) + dim + 2 * dim * layers, 0
-    if kind.startswith("deepseek"):
+    if of_deepseek := kind.startswith("deepseek"):
         nope, rope, value = (_count(root, f"{name}_head_dim") for name in ("qk_nope", "qk_rope", "v"))
         kv_rank, q_rank, queries = _count(root, "kv_lora_rank"), _or_none(root, "q_lora_rank"), heads * (nope + rope)
         attention = (dim + queries + 1) * q_rank if q_rank else dim * queries
         attention += dim * (kv_rank + rope) + kv_rank + kv_rank * heads * (nope + value) + heads * value * dim
+        what = "multi-head latent attention, and shared experts,"
+    else:  # biases: of queries, keys and values
+        kv, of_qwen, what = _count(root, "num_key_value_heads"), kind == "qwen2_moe", "shared experts"
+        size = dim // heads if of_qwen else _count(root, "head_dim")
+        is_set = {name: root.has(name) and _flag(root, name) for name in ("attention_bias", "use_qk_norm")}
+        attention = 2 * dim * (heads + kv) * size + (2 * size if kind == "glm4_moe" and is_set["use_qk_norm"] else 0)
+        if of_qwen or kind == "gpt_oss" or is_set["attention_bias"]:
+            attention += (heads + 2 * kv) * size
+    if of_deepseek or kind == "glm4_moe":
         n_experts, dense = _count(root, "n_routed_experts"), _or_none(root, "first_k_dense_replace")
         expert = 3 * dim * _count(root, "moe_intermediate_size")
         shared = _or_none(root, "n_shared_experts") * expert
         rest += dense * 3 * dim * _count(root, "intermediate_size")
-        what = "multi-head latent attention, and shared experts,"
     else:
-        of_qwen, what = kind == "qwen2_moe", "shared experts"
-        size, kv = dim // heads if of_qwen else _count(root, "head_dim"), _count(root, "num_key_value_heads")
-        attention, biases = 2 * dim * (heads + kv) * size, (heads + 2 * kv) * size
         n_experts = _count(root, "num_experts" if of_qwen else "num_local_experts")
         width = _count(root, "moe_intermediate_size" if of_qwen else "intermediate_size")
         expert = shared = 3 * dim * width
         if kind == "gpt_oss":  # one attention sink per head; all products have biases
-            attention, expert, shared = attention + biases + dim + heads, expert + 2 * width + dim, n_experts
+            attention, expert, shared = attention + dim + heads, expert + 2 * width + dim, n_experts
             what = "attention sinks, and experts with biases,"
-        elif of_qwen:  # biases of queries, keys and values; a gate for the shared expert
-            attention, shared = attention + biases, 3 * dim * _count(root, "shared_expert_intermediate_size") + dim
+        elif of_qwen:  # a gate for the shared expert
+            shared = 3 * dim * _count(root, "shared_expert_intermediate_size") + dim
         else:  # Llama 4: every n-th layer has experts
             every = _count(root, "interleave_moe_layer_step", needed=False) or 1
             dense = layers - (len(root["moe_layers"].items()) if root.has("moe_layers") else layers // every)

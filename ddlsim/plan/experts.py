@@ -43,16 +43,13 @@ def experts(
         raise ConfigError(
             f"plan: model {model.name!r} has no mixture_of_experts layer; use data parallelism, such as AllReduce()"
         )
-    if degree < 1 or n % degree:
-        fit = [w for w in range(1, n + 1) if n % w == 0]
-        raise ConfigError(f"plan: degree = {degree}: must divide the number of ranks, {n}; use one of {listed(fit)}")
-    for index, (count, _) in sent.items():
-        if count % degree:
-            fit = [w for w in range(1, n + 1) if n % w == 0 and count % w == 0]
-            raise ConfigError(
-                f"plan: degree = {degree}: must divide the number of experts of {model.layers[index].name}, "
-                f"{count}; with {n} ranks, use one of {listed(fit)}"
-            )
+    counts = dict.fromkeys(count for count, _ in sent.values())
+    valid = [w for w in range(1, n + 1) if all(number % w == 0 for number in (n, *counts))]
+    if degree not in valid:
+        raise ConfigError(
+            f"plan: degree = {degree}: must divide the number of ranks, {n}, and the number of experts of each layer, "
+            f"{listed(counts)}; use one of {listed(valid)}"
+        )
     steps = _Steps(each, degree, {index: numbers for index, (_, numbers) in sent.items()}, buckets)
     return StepProgram.of(steps.plan())
 

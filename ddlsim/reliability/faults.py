@@ -112,8 +112,9 @@ def _check(effect: Effect, fault: Fault, cluster: Cluster, n_workers: int, field
     least = 1.0 if field == "faults" else 0.0  # of a fault; the factor of a timed event may also be below 1
     factors = [each for _, each in effect.slowed if each < least] + [each for _, each in effect.links if each < 0.0]
     if factors:
+        hint = "; for workers that become faster, use slowdowns=" if factors[0] > 0.0 else ""
         raise ConfigError(
-            f"{field}: {fault} has the factor {factors[0]:g}: must be at least 1 for workers, and at least 0 for links"
+            f"{field}: {fault} has the factor {factors[0]:g}: must be at least {least:g} for workers, 0 for links{hint}"
         )
     start, end = effect.start, effect.end
     if not (isinstance(start, float | int) and isinstance(end, float | int)) or not 0.0 <= start < end:
@@ -217,7 +218,8 @@ class Slowdown:
     ranks     ranks of the workers
     start     time at which the slowdown begins, in s or as a string such as "10 min"
     duration  duration of the slowdown, in s or as a string
-    factor    factor by which the compute times of the workers are multiplied
+    factor    factor by which the compute times of the workers are multiplied. Below 1, the workers become faster, which
+              only `slowdowns` accept, not `faults`
     """
 
     ranks: tuple[int, ...]

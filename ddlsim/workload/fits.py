@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -37,7 +38,7 @@ class _Case:
     precision: str
     batch_size: int
     pipeline: int
-    micro_batches: int | None  # None: one per stage
+    micro_batches: int | None  # None: enough to fill the pipeline
     interleave: int
     holding: Holding
     device: Device
@@ -66,8 +67,8 @@ class _Case:
         stages = _stages(self.model, p)
         memories = []
         for i, stage in enumerate(stages):
-            live = float(min(self.micro_batches or p, p - i))
-            live *= 1.0 + (p - 1) / (p * v) if v > 1 and i == 0 else 1.0
+            live = (p - i) * (1.0 + (p - 1) / (p * v) if v > 1 and i == 0 else 1.0)
+            live = min(live, self.micro_batches or math.inf)
             memories.append(
                 memory_of(
                     stage, self.batch_size, self.precision, self.holding, batches=live, n_workers=self.holding.shards
@@ -172,8 +173,8 @@ def fits(
     tensor, pipeline
                    degree of tensor parallelism, and number of pipeline stages, which have equally many transformer
                    layers
-    micro_batches  micro-batches per step; None: one per stage. The first stage stores the activations of up to
-                   `pipeline` micro-batches (1F1B schedule)
+    micro_batches  micro-batches per step; None: enough to fill the pipeline. The first stage stores the activations of
+                   up to `pipeline` micro-batches (1F1B schedule), or more with `interleave`
     interleave     model chunks per stage (Narayanan et al. 2021, arXiv:2104.04473)
     stack          name of the training software, which determines the memory of gradients and loss and whether
                    attention is fused, unless `gradient_dtype` and `flash` are set. None: the default stack of FSDP for

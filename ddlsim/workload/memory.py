@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -117,15 +118,19 @@ def kept_nbytes(
     """Return the bytes kept per sample from its forward to its backward pass, and those of recomputed activations.
 
     The second number counts only once, regardless of the number of micro-batches in flight: it is the largest part that
-    is recomputed at a time. "selective" omits the attention matrices, whose recomputation needs no additional memory
-    (as in the paper). "full" recomputes transformer layers from their inputs, "segments" segments of layers
-    (:func:`segments`).
+    is recomputed at a time. "selective" recomputes the attention matrices of one layer at a time, "full" transformer
+    layers from their inputs, and "segments" segments of layers (:func:`segments`).
     """
-    scores, kinds = not flash and recompute != "selective", roles(layers)
-    nbytes = [
-        layer_nbytes(layer, precision, role, tensor, sequence=sequence, scores=scores)
-        for layer, role in zip(layers, kinds, strict=True)
-    ]
+    kinds, again = roles(layers), 0.0
+    nbytes, bare = (
+        [
+            layer_nbytes(layer, precision, role, tensor, sequence=sequence, scores=scores)
+            for layer, role in zip(layers, kinds, strict=True)
+        ]
+        for scores in (not flash, False)
+    )
+    if recompute == "selective":
+        again, nbytes = max(map(operator.sub, nbytes, bare), default=0.0), bare
     element = ELEMENT_NBYTES[precision]
     if stack is not None:
         _kept_inputs(layers, kinds, nbytes, precision, (tensor, sequence), stack)
@@ -135,7 +140,7 @@ def kept_nbytes(
     stretches = blocks(layers) if recompute in ("full", "early-stop") else []
     last = recompute != "segments"  # a transformer layer's output is read by a normalisation or the next stage
     stretches = stretches if last else segments(layers, nbytes, element)
-    kept, again = sum(nbytes), 0.0
+    kept = sum(nbytes)
     for first, end in stretches:
         stretch = sum(nbytes[first:end])
         checkpoint = element * math.prod(layers[end - 1].out_shape) if last or end < len(layers) else 0.0

@@ -54,16 +54,13 @@ def roofline_times(
     scale = ELEMENT_NBYTES[precision] / FP32_NBYTES  # the model's sizes are those of fp32
     saved = np.array([WINOGRAD if layer.winograd and precision == "fp32" else 1.0 for layer in model.layers])
     flops = np.array([layer.flops for layer in model.layers]) / saved * batch_size
-    moved = np.array([layer.moved_nbytes * batch_size + _weight_nbytes(layer) for layer in model.layers])
+    # of embedding tables, the looked-up rows only, which are part of the layer's traffic
+    read = [0.0 if layer.type in ("embedding", "embedding_bag") else layer.n_params for layer in model.layers]
+    moved = np.array([layer.moved_nbytes for layer in model.layers]) * batch_size + FP32_NBYTES * np.array(read)
     n_gradients = np.array([int(layer.input_grad) + int(layer.n_params > 0) for layer in model.layers])
     arithmetic = flops / (device.peak_flops[precision] * efficiency)
     forward: Floats = np.maximum(arithmetic, moved * scale / (device.memory_bandwidth * memory_efficiency))
     return forward, forward * n_gradients
-
-
-def _weight_nbytes(layer: Layer) -> float:
-    """Return the fp32 bytes of parameters read in a pass; for embedding tables, only the looked-up rows."""
-    return 0.0 if layer.type in ("embedding", "embedding_bag") else FP32_NBYTES * layer.n_params
 
 
 def launched(model: Model, timing: Timing, passes: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
@@ -493,10 +490,6 @@ def _quantised(products: Sequence[Product], precision: str, timing: Timing) -> t
         return 0.0, 0.0
     low = LOW_PRECISIONS[precision]
     nbytes = low.quantise + (0.0 if "fp4" in timing.device.peak_flops else low.transpose)
-    weights = (
-        sum(k * n * copies for _, n, k, copies, _ in products)
-        if timing.stack.quantised_weights == "micro-batch"
-        else 0.0
-    )
-    inputs = max(m * k * copies for m, _, k, copies, _ in products)  # several products of a layer share their input
-    return nbytes * (inputs + weights), nbytes * sum(m * n * copies for m, n, _, copies, _ in products)
+    each_batch = timing.stack.quantised_weights == "micro-batch"
+    operands = sum((m * k + each_batch * k * n) * copies for m, n, k, copies, _ in products)
+    return nbytes * operands, nbytes * sum(m * n * copies for m, n, _, copies, _ in products)

@@ -26,6 +26,7 @@ COUNTED = {
     "llama-4-scout": 17_172_894_720,
     "llama-4-maverick": 17_184_691_200,
     "qwen1.5-moe": 2_689_173_504,
+    "glm-4.5-air": 13_424_123_904,
 }
 
 
@@ -43,8 +44,8 @@ def test_parameters_of_a_config_are_exactly_the_published_ones(name: str):
 @pytest.mark.parametrize(("name", "active"), COUNTED.items())
 def test_what_is_counted_is_refused_with_its_parameters(name: str, active: int):
     """Model cards: DeepSeek-V3 has 671e9 and 37e9, V2-Lite 15.7e9 and 2.4e9, gpt-oss 116.83e9 and 5.13e9, 20.91e9 and
-    3.61e9, Llama 4 109e9 or 400e9 and 17e9, Qwen1.5-MoE 14.3e9 and 2.7e9; those that a token uses without the table of
-    tokens, except in V3, Llama and Qwen."""
+    3.61e9, Llama 4 109e9 or 400e9 and 17e9, Qwen1.5-MoE 14.3e9 and 2.7e9, GLM-4.5-Air 106e9 and 12e9; those that a
+    token uses without the table of tokens, except in V3, Llama and Qwen."""
     total = CONFIGS[name]["parameters"]
     with pytest.raises(ConfigError) as error:
         load_model(_text(name))

@@ -325,7 +325,7 @@ def test_it_happens_once_in_a_lifetime(elastic):
         ({"stopped": [-1]}, r"faults: Given\(\) affects rank -1"),
         ({"links": [(10**6, 0.5)]}, r"faults: Given\(\) affects channel 1000000, but there are only 12 channels"),
         ({"avoided": frozenset([10**6])}, r"faults: Given\(\) affects link 1000000"),
-        ({"slowed": [(0, 0.5)]}, "faults: Given.* has the factor 0.5: must be at least 1 for workers"),
+        ({"slowed": [(0, 0.5)]}, "faults: Given.* has the factor 0.5: must be at least 1 .* faster, use slowdowns="),
         ({"start": "1 s"}, r"faults: Given\(\) has start = '1 s' and end = 3\.0"),
         (
             {"start": 3.0},

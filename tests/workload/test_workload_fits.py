@@ -125,6 +125,31 @@ def test_stages_hold_their_layers_and_live_micro_batches() -> None:
     assert many.memory.activations == pytest.approx(4 * few.memory.activations, rel=0.02)
 
 
+@pytest.mark.parametrize("micro_batches", [4, 16])
+def test_interleaved_stages_hold_at_most_all_micro_batches(micro_batches: int) -> None:
+    """As in a run: with one micro-batch per stage, no stage holds more than all of them."""
+    split = {"tensor": 2, "pipeline": 4, "interleave": 2, "sequence": True}
+    strategy = ddlsim.Parallel(data=2, micro_batch=1, sharded=True, cut="layers", **split)
+    run = ddlsim.simulate("dgx-h100-pod", "llama-3-8b", strategy, 2 * micro_batches, 16, steps=1, warmup=0)
+    answer = fits("llama-3-8b", "h100", zero=1, shards=2, micro_batches=micro_batches, **split)  # type: ignore[arg-type]
+    assert run.memory is not None
+    assert answer.memory.total == pytest.approx(run.memory.needed, rel=0.003)
+
+
+@pytest.mark.parametrize("recompute", ["selective", "operators", "full"])
+def test_recomputed_matrices_need_memory(recompute: str) -> None:
+    """Of 32 heads with 16,384 tokens in 16 bits, 17.2 GB at a time, unless attention is fused."""
+    fused, unfused = (
+        fits("llama-3-8b+seq=16384", "h100", zero=3, shards=64, recompute=recompute, flash=flash).memory
+        for flash in (True, False)
+    )
+    assert fused.activations == unfused.activations
+    assert unfused.buffers - fused.buffers > 0.0
+    if recompute == "selective":
+        gathered = fits("llama-3-8b+seq=512", "h100", zero=3, shards=64, recompute="full").memory.buffers
+        assert unfused.buffers == pytest.approx(32 * 16384**2 * 2 + gathered, rel=0.03)
+
+
 def test_a_tied_output_layer_without_its_embedding_has_a_copy() -> None:
     gpt2 = ddlsim.load_model("gpt2")
     head = replace(gpt2, layers=gpt2.layers[-1:])

@@ -32,8 +32,8 @@ from ddlsim.workload.compute import EXPOSED_TRAFFIC, Roofline, Workload, make_wo
 from ddlsim.workload.contention import IN_MACHINE, OTHER
 from ddlsim.workload.memory import Holding, kept_nbytes, memory_of
 from ddlsim.workload.precision import LOW_PRECISIONS
-from ddlsim.workload.products import Product, Timing, kernel_times, product_time
-from ddlsim.workload.roles import blocks, saved_products, weight_units
+from ddlsim.workload.products import Product, Timing, kernel_times, layer_products, product_time
+from ddlsim.workload.roles import ATTENTION, blocks, saved_products, weight_units
 from ddlsim.workload.tensor_parallel import tensor_parallel
 
 H100, B200, A100 = load_device("h100"), load_device("b200"), load_device("a100-80g")
@@ -91,6 +91,30 @@ def test_low_precision_leaves_attention_and_the_output_layer_in_bf16(precision: 
     for plain, low in zip(*times, strict=True):
         assert np.array_equal(plain[~inside], low[~inside])
         assert 0.3 * plain[inside].sum() < low[inside].sum() < plain[inside].sum()
+
+
+def test_operands_that_are_quantised() -> None:
+    """Attention quantises the inputs of both its products and the gradients of their outputs: 6 bytes per number on
+    Hopper, besides what its products and other kernels take."""
+    stack = replace(load_stack("megatron"), elementwise=1.0, forward_launch=0.0, backward_launch=0.0)
+    i = next(i for i, layer in enumerate(MODEL.layers) if layer.heads)
+    layer, seconds = MODEL.layers[i], {}
+    for precision in ("bf16", "fp8"):
+        timing = Timing(H100, stack, 1, precision, True)
+        weights = [each for each in layer_products(layer, ATTENTION, 1) if not each.core]
+        passes = [weights, [Product(*each) for m, n, k, *_ in weights for each in ((m, k, n), (k, n, m))]]
+        made = [sum(timing.product(each, precision) for each in products) for products in passes]
+        seconds[precision] = [column[i] - own for column, own in zip(kernel_times(MODEL, timing), made, strict=True)]
+    assert H100.kernels is not None
+    bandwidth = H100.memory_bandwidth * H100.kernels.streaming
+    quantised = [(low - plain) * bandwidth / 6 for plain, low in zip(seconds["bf16"], seconds["fp8"], strict=True)]
+    assert quantised == pytest.approx([2048 * (4096 + 4096), 2048 * (4096 + 2 * 1024 + 4096)], rel=1e-9)
+
+
+def test_software_has_its_attention_on_all_variants_of_a_device() -> None:
+    for name in ("h200", "h800", "h100-pcie", "h100-nvl", "h100-96g-500w"):
+        for stack in map(load_stack, stack_names()):
+            assert stack.attention_kernel(load_device(name)) == stack.attention_kernel(H100)
 
 
 def test_precisions_need_their_rates() -> None:
