@@ -16,6 +16,7 @@ from ddlsim.collectives.nccl_tuner import LAPS
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure import Measurement
 from ddlsim.network import Network, schedule_time
+from ddlsim.runtime.costs import Parts, parts_of, schedule_parts
 
 #: default algorithms of collectives: those that MPI, Gloo and NCCL use for large buffers. Small buffers often use
 #: others, which a curve over the sizes can represent.
@@ -52,6 +53,12 @@ class Case:
         while (done := network.advance()) is not None:
             end = done.time
         return end
+
+    def parts(self, cluster: Cluster) -> Parts:
+        """Return the parts of the time on the otherwise idle `cluster`, for the schedule chosen there."""
+        if self.schedule is None:
+            return parts_of(self.seconds, cluster, self.nbytes)
+        return schedule_parts(cluster, self.on(cluster), self.nodes, self.nbytes)
 
     def on(self, cluster: Cluster) -> Schedule:
         """Return the schedule on `cluster`."""
