@@ -559,8 +559,7 @@ def _parameters(
 
 
 def _residual(row: LinkRow, cluster: Cluster, fitted: bool) -> Residual:
-    m = row.row
-    predicted = row.case.seconds(cluster)
+    m, predicted = row.row, row.case.seconds(cluster)
     return Residual(m.operation, m.backend, m.n_ranks, m.n_hosts, m.nbytes, m.median_s, predicted, fitted)
 
 

@@ -41,14 +41,13 @@ class Case:
     schedule: Schedule | Callable[[Cluster], Schedule] | None = None
     algorithm: str = ""
 
-    def seconds(self, cluster: Cluster, *, nbytes: float | None = None) -> float:
-        """Return the time on the otherwise idle `cluster` in s; `nbytes` replaces the measured size."""
-        size = self.nbytes if nbytes is None else nbytes
+    def seconds(self, cluster: Cluster) -> float:
+        """Return the time on the otherwise idle `cluster` in s."""
         if self.schedule is not None:
-            return schedule_time(cluster, self.on(cluster), self.nodes, size)
+            return schedule_time(cluster, self.on(cluster), self.nodes, self.nbytes)
         network = Network(cluster)
         sources, targets = zip(*self.pairs, strict=True)
-        network.send(sources, targets, np.full(len(self.pairs), size), 0.0)
+        network.send(sources, targets, np.full(len(self.pairs), self.nbytes), 0.0)
         end = 0.0
         while (done := network.advance()) is not None:
             end = done.time

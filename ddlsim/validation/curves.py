@@ -117,8 +117,7 @@ def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str, absolut
     noise = _noise(rows)
     counts = noise / scatter(seconds, noise, absolute)
     best = _squares(plain / seconds, counts) / noise**2
-    chosen: tuple[tuple[int, ...], Floats] = (), np.ones(2)
-    fitted = False
+    chosen: tuple[tuple[int, ...], Floats] | None = None
     for sizes, n_parameters in _choices(known):
         columns = columns_of(parts, sizes) / seconds[:, None]
         factors, _ = nnls(counts[:, None] * columns, counts * target)
@@ -127,14 +126,14 @@ def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str, absolut
             continue
         criterion = _squares(predicted, counts) / noise**2 + 2.0 * n_parameters
         if criterion < best - 1e-9:
-            best, chosen, fitted = criterion, (sizes, factors), True
-    sizes, factors = chosen
+            best, chosen = criterion, (sizes, factors)
+    sizes, factors = chosen or ((), np.ones(2))
     left_out: tuple[float, ...] = ()
-    if fitted and len(sizes) == len(known) - 2 > MAX_SEGMENTS - 1:
+    if chosen and len(sizes) == len(known) - 2 > MAX_SEGMENTS - 1:
         left_out = _left_out(known, parts[0], factors)
         spread, dof = spread_of(sum(error**2 for error in left_out), len(left_out), 0)
         covariance = np.zeros((len(factors), len(factors)))
-    elif fitted:
+    elif chosen:
         columns = columns_of(parts, sizes) / seconds[:, None]
         spread, dof, covariance = _uncertainty(columns, target, factors, counts)
     else:

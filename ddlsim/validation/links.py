@@ -327,11 +327,9 @@ def _check_sizes(cluster: Cluster, rows: Sequence[LinkRow]) -> None:
 
 def _times(cluster: Cluster, rows: Sequence[LinkRow], names: Sequence[str], values: Floats) -> Floats:
     changed = with_parameters(cluster, dict(zip(names, values.tolist(), strict=True)))
-    seconds: dict[tuple[object, ...], float] = {}  # repeated measurements are simulated once
     keys = [(row.case.algorithm, *row.row.key) for row in rows]
-    for key, row in zip(keys, rows, strict=True):
-        if key not in seconds:
-            seconds[key] = row.case.seconds(changed)
+    cases = {key: row.case for key, row in zip(keys, rows, strict=True)}  # repeated measurements are simulated once
+    seconds = {key: case.seconds(changed) for key, case in cases.items()}
     return np.array([seconds[key] for key in keys])
 
 
