@@ -123,6 +123,8 @@ it improves.
 - In NCCL sweeps, times between two calibrated sizes are interpolated linearly in the size.
 - The last step of NCCL's rings inside a machine was modelled after other measurements, of vTrain's and Vidur's
   repositories, but the rows of eight A100 were known.
+- The launches of one thread were modelled after NCCL's source, but the rows of all three sweeps were known. Two numbers
+  are fitted to the smaller sizes of one sweep.
 - Gloo on AWS is simulated with the number of connections, the TCP window and the slow start of Linux and AWS. Only
   point-to-point rows were used to decide which of these settings matter.
 - For NCCL on AWS, network interfaces of unequal speed were examined because the times predicted without rate limits

@@ -5,14 +5,14 @@ a plugin's threads add to each message (`overhead` of the links) is the number o
 over the plugin's fitted sweeps (`FITTED`: of EFA all-reduces and all-gathers, 32 rows; of FasTrak every second size of
 its one sweep, 16 rows). It stands in the topologies. All other numbers are NCCL's or the plugins' (`plugins.toml`).
 
-Rows of one thread that launches the kernels of eight GPUs lack the launches: their sum is the median of what the
-all-reduces up to 16 KiB take longer than predicted. It stays outside the library, as trainings have a process for
-every GPU.
+A thread that launches the kernels of eight GPUs takes a + b n, because NCCL enqueues work for each of the n channels
+that the buffer's size needs (`CHANNEL`). nccl-tests launches the next collective while the GPUs are busy, so the longer
+of both times counts. The line is the least-squares fit to one sweep of all-reduces up to 512 KiB, in which the thread
+takes longer than the GPUs. It stays outside the library, as trainings have a process for every GPU.
 """
 
 from __future__ import annotations
 
-import statistics
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -27,7 +27,7 @@ from accuracy.rows import Row, mean_error, number, show
 from ddlsim import collective_time, load_cluster
 from ddlsim.cluster import Cluster, MultiGpu, star
 
-__all__ = ["FAMILIES", "families", "fitted", "interpolated", "remark", "rows"]
+__all__ = ["FAMILIES", "families", "fitted", "interpolated", "launches", "n_channels", "remark", "rows"]
 
 DATA = Path(__file__).with_name("data") / "sweeps.yaml"
 #: two CPUs with two GPUs each, joined as NCCL counts Skylake's (``src/graph/topo.h``); PCIe 3.0 x16
@@ -51,7 +51,11 @@ FITTED = {
     "efa": ("aws-p5-48xlarge", range(41), lambda kind, place: kind != "all_to_all"),
     "fastrak": ("gcp-a3-mega", range(21), lambda kind, place: place % 2 == 0),
 }
-SMALL = 16 * 2**10  # bytes of the largest all-reduce that gives the launches of one thread
+#: largest all-reduce (bytes) to which the launches of one thread are fitted, and its sweep
+LAUNCHED, LAUNCHES = 512 * 2**10, "superbench_all_reduce"
+#: channels of eight A100, and bytes per channel: 512 threads with 8 bytes per GPU for LL, which is used up to 1 MiB at
+#: least; other protocols use all channels (``src/enqueue.cc``, getAlgoInfo, and ``src/graph/tuning.cc``, version 2.18)
+N_CHANNELS, CHANNEL = 24, 8 * 512 * 8
 
 
 def _cases() -> Iterator[tuple[dict[str, Any], dict[float, float]]]:
@@ -86,19 +90,32 @@ def _seconds(case: dict[str, Any], size: float, cluster: str | Cluster | None = 
 def rows() -> list[Row]:
     """Return all sizes of all sweeps, in us."""
     cases = list(_cases())
-    small = next((case, data) for case, data in cases if case["id"] == "superbench_all_reduce")
-    launches = statistics.median(s - _seconds(small[0], size) for size, s in small[1].items() if size <= SMALL)
+    first, each = launches()
     found = []
     for case, data in cases:
         family, kind = case["family"], case.get("kind", "all_reduce")
-        extra = launches if family == "one_thread" else 0.0
         for place, (size, measured) in enumerate(sorted(data.items())):
             given = family in FITTED and FITTED[family][2](kind, place)
-            given = given or (case is small[0] and size <= SMALL)
-            predicted = _seconds(case, size) + extra
+            given = given or (case["id"] == LAUNCHES and size <= LAUNCHED)
+            predicted = _seconds(case, size)
+            if family == "one_thread":
+                predicted = max(predicted, first + each * n_channels(size))
             what = collectives.size_text(size)
             found.append(Row(f"{family}: {case['id']}", what, measured * 1e6, predicted * 1e6, "us", given))
     return found
+
+
+def n_channels(nbytes: float) -> int:
+    """Return the number of channels that NCCL uses on eight A100 for a buffer of `nbytes`."""
+    return min(max(int(nbytes // CHANNEL), 1), N_CHANNELS)
+
+
+def launches() -> tuple[float, float]:
+    """Return the time (s) that a thread takes to launch a collective on eight GPUs: constant, and per channel."""
+    data = next(data for case, data in _cases() if case["id"] == LAUNCHES)
+    sizes = [size for size in data if size <= LAUNCHED]
+    slope, first = np.polyfit([n_channels(size) for size in sizes], [data[size] for size in sizes], 1)
+    return float(first), float(slope)
 
 
 def families() -> dict[str, list[Row]]:
@@ -163,6 +180,8 @@ if __name__ == "__main__":
         for key in FITTED:
             best, error = fitted(key)
             print(f"{key}: overhead {best:g} us, mean |error| of the fitted rows {error:.1%}")
+        first, each = launches()
+        print(f"one_thread: launches take {1e6 * first:.1f} us and {1e6 * each:.2f} us per channel")
     else:
         show(rows())
         print(remark())

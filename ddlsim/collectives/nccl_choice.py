@@ -150,9 +150,8 @@ class Way:
     def idle_last(self) -> bool:
         """Whether the links are idle in a ring's last step. That is so with Simple inside a machine with A100 or H100
         (docs/models/collectives.md). V100 do not show it, and between machines copies are short."""
-        site = self.site
-        measured = site.generation in ("ampere", "hopper") and site.hardware == "nvlink" and site.n_nodes == 1
-        return measured and self.choice.protocol == "Simple"
+        site, simple = self.site, self.choice.protocol == "Simple"
+        return simple and site.n_nodes == 1 and site.hardware == "nvlink" and site.generation in ("ampere", "hopper")
 
     @property
     def inside(self) -> tuple[float, float]:

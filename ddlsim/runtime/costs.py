@@ -75,6 +75,15 @@ def parts_of(seconds: Callable[[Cluster], float], cluster: Cluster, nbytes: floa
     return Parts(nbytes, whole - bytes_only, per_byte, bytes_only - per_byte)
 
 
+def schedule_parts(cluster: Cluster, schedule: Schedule, nodes: Sequence[int], nbytes: float) -> Parts:
+    """Split the time of a collective; latencies that the schedule itself sets (NCCL's) are per message as well."""
+    lanes = tuple(tuple(dataclasses.replace(r, latency=None) for r in lane) for lane in schedule.lanes)
+    free = dataclasses.replace(schedule, lanes=lanes)
+    return parts_of(
+        lambda now: schedule_time(now, schedule if now is cluster else free, nodes, nbytes), cluster, nbytes
+    )
+
+
 def columns(parts: Sequence[Parts], sizes: Sequence[int]) -> Floats:
     """Return the coefficients of a curve's factors, shape (n_rows, 1 + n_pieces); pieces meet at `sizes` (bytes)."""
     size = np.array([p.nbytes for p in parts])
@@ -399,7 +408,7 @@ def _by_curve(
         plans = [_schedule(context, algorithm, group, nbytes, kind) for group in phase.groups]
         seconds, moving, own, wide = 0.0, 0.0, Load(cluster), Load(cluster)
         for group, plan in zip(phase.groups, plans, strict=True):
-            parts = parts_of(lambda c, g=group, p=plan: schedule_time(c, p, g, nbytes), cluster, nbytes)  # type: ignore[misc]
+            parts = schedule_parts(cluster, plan, group, nbytes)
             seconds = max(seconds, curve_seconds(parts, curve.per_message, curve.sizes, curve.per_byte))
             moving = max(moving, curve_seconds(parts, 0.0, curve.sizes, curve.per_byte) - parts.reduction)
             by_schedule(own, plan, group, nbytes)

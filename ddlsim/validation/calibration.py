@@ -34,7 +34,7 @@ from ddlsim.schema import refuse_code
 from ddlsim.validation.calibration_text import shown
 from ddlsim.validation.cases import Case, candidates, chosen_algorithms, fewest_hosts, make_case
 from ddlsim.validation.compute_fit import ComputeFit, fit_compute
-from ddlsim.validation.curves import Curve, Interval, curve_time, fit_curve, interval_at, parts_of
+from ddlsim.validation.curves import Curve, Interval, curve_time, fit_curve, interval_at
 from ddlsim.validation.jitter_fit import JitterFit, fit_jitter
 from ddlsim.validation.links import LinkRow, fit_links
 from ddlsim.validation.log_fit import Floats, LogFit, fit_noise, minus_log_likelihood, t_factors
@@ -310,7 +310,7 @@ class Calibration:
             software = unmeasured(f"{version}, measured {', '.join(self.versions)}", kind)
         if curve is not None and not curve.plain:
             outside = software + beyond(nbytes, curve.nbytes, "bytes") + beyond(n_ranks, curve.ranks, "ranks")
-            return curve_time(curve, parts_of(case, self.cluster), outside)
+            return curve_time(curve, case.case.parts(self.cluster), outside)
         return self.simulated(case.case, software + self._beyond(row, curve, kind))
 
     def _beyond(self, row: Measurement, curve: Curve | None, kind: str) -> Beyond:
@@ -559,8 +559,7 @@ def _parameters(
 
 
 def _residual(row: LinkRow, cluster: Cluster, fitted: bool) -> Residual:
-    m = row.row
-    predicted = row.case.seconds(cluster)
+    m, predicted = row.row, row.case.seconds(cluster)
     return Residual(m.operation, m.backend, m.n_ranks, m.n_hosts, m.nbytes, m.median_s, predicted, fitted)
 
 

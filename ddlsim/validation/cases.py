@@ -16,6 +16,7 @@ from ddlsim.collectives.nccl_tuner import LAPS
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure import Measurement
 from ddlsim.network import Network, schedule_time
+from ddlsim.runtime.costs import Parts, parts_of, schedule_parts
 
 #: default algorithms of collectives: those that MPI, Gloo and NCCL use for large buffers. Small buffers often use
 #: others, which a curve over the sizes can represent.
@@ -40,18 +41,23 @@ class Case:
     schedule: Schedule | Callable[[Cluster], Schedule] | None = None
     algorithm: str = ""
 
-    def seconds(self, cluster: Cluster, *, nbytes: float | None = None) -> float:
-        """Return the time on the otherwise idle `cluster` in s; `nbytes` replaces the measured size."""
-        size = self.nbytes if nbytes is None else nbytes
+    def seconds(self, cluster: Cluster) -> float:
+        """Return the time on the otherwise idle `cluster` in s."""
         if self.schedule is not None:
-            return schedule_time(cluster, self.on(cluster), self.nodes, size)
+            return schedule_time(cluster, self.on(cluster), self.nodes, self.nbytes)
         network = Network(cluster)
         sources, targets = zip(*self.pairs, strict=True)
-        network.send(sources, targets, np.full(len(self.pairs), size), 0.0)
+        network.send(sources, targets, np.full(len(self.pairs), self.nbytes), 0.0)
         end = 0.0
         while (done := network.advance()) is not None:
             end = done.time
         return end
+
+    def parts(self, cluster: Cluster) -> Parts:
+        """Return the parts of the time on the otherwise idle `cluster`, for the schedule chosen there."""
+        if self.schedule is None:
+            return parts_of(self.seconds, cluster, self.nbytes)
+        return schedule_parts(cluster, self.on(cluster), self.nodes, self.nbytes)
 
     def on(self, cluster: Cluster) -> Schedule:
         """Return the schedule on `cluster`."""

@@ -31,7 +31,6 @@ from ddlsim.extras import needs
 from ddlsim.run.seeds import t_quantile
 from ddlsim.runtime.costs import Parts
 from ddlsim.runtime.costs import columns as columns_of
-from ddlsim.runtime.costs import parts_of as simulated_parts
 from ddlsim.validation.links import LinkRow
 from ddlsim.validation.log_fit import LEAST, NOISE, Floats, scatter, spread_of
 
@@ -101,14 +100,6 @@ class Curve:
         return dataclasses.replace(self, per_message=float(factors[0]), per_byte=tuple(factors[1:].tolist()))
 
 
-def parts_of(row: LinkRow, cluster: Cluster) -> Parts:
-    """Return the parts of the simulated time of the operation that `row` measured."""
-    case = row.case
-    if case.schedule is not None:  # the schedule chosen here, not the one without latency
-        case = dataclasses.replace(case, schedule=case.on(cluster))
-    return simulated_parts(case.seconds, cluster, case.nbytes)
-
-
 def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str, absolute: float = 0.0) -> Curve:
     """Return the curve through `rows` (one operation and backend); plain if the simulation is as good.
 
@@ -118,7 +109,7 @@ def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str, absolut
         from scipy.optimize import nnls
 
     rows = sorted(rows, key=lambda r: r.row.nbytes)
-    parts = [parts_of(r, cluster) for r in rows]
+    parts = [r.case.parts(cluster) for r in rows]
     seconds = np.array([r.row.median_s for r in rows])
     target = 1.0 - np.array([p.reduction for p in parts]) / seconds
     known = sorted({r.row.nbytes for r in rows})
@@ -126,8 +117,7 @@ def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str, absolut
     noise = _noise(rows)
     counts = noise / scatter(seconds, noise, absolute)
     best = _squares(plain / seconds, counts) / noise**2
-    chosen: tuple[tuple[int, ...], Floats] = (), np.ones(2)
-    fitted = False
+    chosen: tuple[tuple[int, ...], Floats] | None = None
     for sizes, n_parameters in _choices(known):
         columns = columns_of(parts, sizes) / seconds[:, None]
         factors, _ = nnls(counts[:, None] * columns, counts * target)
@@ -136,14 +126,14 @@ def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str, absolut
             continue
         criterion = _squares(predicted, counts) / noise**2 + 2.0 * n_parameters
         if criterion < best - 1e-9:
-            best, chosen, fitted = criterion, (sizes, factors), True
-    sizes, factors = chosen
+            best, chosen = criterion, (sizes, factors)
+    sizes, factors = chosen or ((), np.ones(2))
     left_out: tuple[float, ...] = ()
-    if fitted and len(sizes) == len(known) - 2 > MAX_SEGMENTS - 1:
+    if chosen and len(sizes) == len(known) - 2 > MAX_SEGMENTS - 1:
         left_out = _left_out(known, parts[0], factors)
         spread, dof = spread_of(sum(error**2 for error in left_out), len(left_out), 0)
         covariance = np.zeros((len(factors), len(factors)))
-    elif fitted:
+    elif chosen:
         columns = columns_of(parts, sizes) / seconds[:, None]
         spread, dof, covariance = _uncertainty(columns, target, factors, counts)
     else:

@@ -30,7 +30,6 @@ from ddlsim.errors import ConfigError
 from ddlsim.extras import needs
 from ddlsim.measure import Measurement
 from ddlsim.readable import size
-from ddlsim.runtime.costs import parts_of
 from ddlsim.validation.cases import Case
 from ddlsim.validation.log_fit import (
     NOISE,
@@ -315,7 +314,7 @@ def _check_sizes(cluster: Cluster, rows: Sequence[LinkRow]) -> None:
         cases = [row for row in rows if row.link_class == link_class]
         own = [row.row for row in cases]
         if len({row.nbytes for row in own}) < 2:
-            parts = parts_of(cases[0].case.seconds, cluster, cases[0].case.nbytes)
+            parts = cases[0].case.parts(cluster)
             if parts.per_message < LATENCY_SHARE * min(row.median_s for row in own):
                 continue
             hosts = "between hosts" if link_class == "between" else "inside a host"
@@ -328,11 +327,9 @@ def _check_sizes(cluster: Cluster, rows: Sequence[LinkRow]) -> None:
 
 def _times(cluster: Cluster, rows: Sequence[LinkRow], names: Sequence[str], values: Floats) -> Floats:
     changed = with_parameters(cluster, dict(zip(names, values.tolist(), strict=True)))
-    seconds: dict[tuple[object, ...], float] = {}  # repeated measurements are simulated once
     keys = [(row.case.algorithm, *row.row.key) for row in rows]
-    for key, row in zip(keys, rows, strict=True):
-        if key not in seconds:
-            seconds[key] = row.case.seconds(changed)
+    cases = {key: row.case for key, row in zip(keys, rows, strict=True)}  # repeated measurements are simulated once
+    seconds = {key: case.seconds(changed) for key, case in cases.items()}
     return np.array([seconds[key] for key in keys])
 
 

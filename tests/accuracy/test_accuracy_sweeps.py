@@ -8,7 +8,7 @@ from ddlsim import load_cluster
 
 
 @pytest.mark.parametrize(
-    ("family", "limit"), [("efa", 0.07), ("fastrak", 0.08), ("nvls", 0.065), ("infiniband", 0.2), ("one_thread", 0.17)]
+    ("family", "limit"), [("efa", 0.07), ("fastrak", 0.08), ("nvls", 0.065), ("infiniband", 0.2), ("one_thread", 0.115)]
 )
 def test_families(family, limit):
     """Of the rows that nothing was fitted to."""
@@ -18,7 +18,16 @@ def test_families(family, limit):
 def test_all_rows_together_reach_the_target():
     judged = [row for row in sweeps.rows() if not row.fitted_on]
     assert len(judged) > 150
-    assert mean_error(judged) < 0.15
+    assert mean_error(judged) < 0.115
+
+
+def test_launches_of_all_reduces_predict_those_of_reduce_scatters():
+    """34 us and 1.7 us per channel, up to 24 of them; nothing is fitted to the reduce-scatters."""
+    assert sweeps.launches() == pytest.approx((33.8e-6, 1.68e-6), rel=2e-3)
+    assert [sweeps.n_channels(kib * 2**10) for kib in (1, 64, 700, 1024)] == [1, 2, 21, 24]
+    rows = [row for row in sweeps.families()["one_thread"] if "reduce_scatter" in row.case]
+    assert rows[15].what == "1 MiB"
+    assert max(abs(row.error) for row in rows[:16]) < 0.035
 
 
 def test_switches_that_add_up_are_within_two_percent_for_large_buffers():

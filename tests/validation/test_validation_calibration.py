@@ -457,6 +457,16 @@ def test_a_curve_through_all_sizes_is_linear_between_them(tmp_path):
     assert at[3_000_000].high > 1.2 * at[3_000_000].value
 
 
+def test_a_curve_through_all_sizes_of_nccl_is_not_bound_by_the_latencies_of_its_tuner():
+    """For the smallest size on eight A100, the tuner alone expects 6.6 + 14 0.6 = 15 us; some library takes 9 us."""
+    sizes, seconds = [2**15 * 8**i for i in range(6)], [9e-6, 30e-6, 40e-6, 200e-6, 300e-6, 6e-3]
+    rows = [row("all_reduce", 8, size, s, n_hosts=1, backend="nccl") for size, s in zip(sizes, seconds, strict=True)]
+    found = calibrate(rows, "dgx-a100-pod", algorithms={"all_reduce": "nccl"})
+    at = [found.time("all_reduce", size, 8, 1).value for size in (*sizes, 5 * 2**15)]
+    assert at[:-1] == pytest.approx(seconds, rel=1e-4)
+    assert at[-1] == pytest.approx(9e-6 + 4 / 7 * 21e-6, rel=1e-4)
+
+
 def test_a_calibrated_file_imports_no_code(tmp_path, monkeypatch):
     """The algorithm of a curve is a text of the cluster's file, which somebody else may have written."""
     (tmp_path / "evil_of_curves.py").write_text("from ddlsim.collectives.all_reduce import ring as it\n")
