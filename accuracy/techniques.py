@@ -8,6 +8,7 @@ case is stated at its function.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -27,6 +28,7 @@ from ddlsim import (
     ParameterServer,
     Priority,
     SignSGD,
+    Spread,
     load_cluster,
     load_device,
     load_model,
@@ -34,13 +36,14 @@ from ddlsim import (
 )
 from ddlsim.cluster import MultiGpu, star
 from ddlsim.compression import Compression
-from ddlsim.compression.cost import FREE
+from ddlsim.compression.cost import CodecCost
 from ddlsim.errors import ConfigError
 from ddlsim.runtime.server_work import MXNET_SERVERS
 from ddlsim.strategies import Strategy
-from ddlsim.units import parse
+from ddlsim.units import parse, si
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload, make_workload
+from ddlsim.workload.precision import FP32_NBYTES
 
 __all__ = ["bytescheduler", "claims", "dgc", "left_out", "local_sgd", "onebit_adam", "rows", "table"]
 
@@ -166,36 +169,47 @@ def dgc(case: Case, found: Table) -> list[Row]:
     ]  # fmt: skip
 
 
+#: passes over fp32 gradients by which DeepSpeed compresses, counted in deepspeed/runtime/fp16/onebit_adam.py: errors,
+#: scale and packing of signs; unpacking and sum of the received signs; unpacking of the averaged signs
+SIGN_PASSES = 16.5 + 8.5 + 7.5
+ONE_GPU = re.compile(r"(\d+) samples/s on one GPU")
+
+
 def onebit_adam(case: Case, found: Table) -> list[Row]:
     """Adam with fp16 gradients, and 1-bit Adam: signs to the owner of each shard, averaged signs back.
 
-    The one-machine row of each arm gives its compute time (for 1-bit Adam with what compression costs); the rate of
-    the network is the measured one that the source states. Nothing overlaps (both arms exchange after the backward
-    pass); signs are 1/16 of fp16.
+    The throughput of one GPU, which the source states for both arms, gives the compute time. The one-machine row of
+    each arm then gives the rate at which the GPUs of a machine exchange data (NCCL and MPI differ). The rate of the
+    network is the measured one that the source states. Nothing overlaps (both arms exchange after the backward pass);
+    signs are 1/16 of fp16.
     """
-    topology, batch = case["topology"], int(number(case.get("worker"), "batch"))
-    per_node, gbps = int(number(topology, "gpus_per_node")), number(topology, "effective_gbps")
+    topology, worker = case["topology"], case.get("worker")
+    batch, per_node = int(number(worker, "batch")), int(number(topology, "gpus_per_node"))
+    gbps, single = number(topology, "effective_gbps"), ONE_GPU.search(str(worker))
     model = {"BERT-Large": "bert-large", **MODELS}.get(case["model"]["name"])
     if model is None:
         raise UnpredictableError(f"model {case['model']['name']!r} is not described")
     rows = {row["n"]: row for row in stated(case, found, "n", "throughput_adam", "throughput_1bit")}
     if per_node not in rows:
         raise UnpredictableError("no row of one full machine")
-    free = Compression(SignSGD(), cost=FREE)
+    if single is None:
+        raise UnpredictableError("the throughput of one GPU is not stated")
+    seconds = SIGN_PASSES * FP32_NBYTES / si(load_device("v100").memory_bandwidth, "bandwidth")
+    signs = Compression(SignSGD(), cost=CodecCost(encode=seconds))
 
-    def step(n: int, compute: float, compressed: bool) -> float:
-        host = MultiGpu(per_node, device="v100")
+    def step(n: int, copies: float, compressed: bool) -> float:
+        host = MultiGpu(per_node, device="v100", pcie_bandwidth=copies)
         network = star(n // per_node, bandwidth=gbps * 1e9 / 8, latency=25e-6, host=host)
         return simulate(
-            network, model, AllReduce("ring", NoOverlap()), batch, steps=1, warmup=0,
-            compute=Measured(compute, batch), gradient_dtype="fp32" if compressed else "fp16",
-            compression=free if compressed else None,
+            network, model, AllReduce("ring", NoOverlap()), batch, steps=1, warmup=0, speed=Spread(),
+            compute=Measured(batch / float(single[1]), batch), gradient_dtype="fp32" if compressed else "fp16",
+            compression=signs if compressed else None,
         ).step_time  # fmt: skip
 
     def arm(name: str, compressed: bool) -> dict[int, tuple[float, float]]:
         one = per_node * batch / rows[per_node][name]
-        compute = solve(lambda x: step(per_node, x, compressed) / one - 1.0, 0.1 * one, one)
-        return {n: (n * batch / row[name], step(n, compute, compressed)) for n, row in rows.items()}
+        copies = solve(lambda rate: step(per_node, rate, compressed) / one - 1.0, 0.05e9, parse(PCIE, "bandwidth"))
+        return {n: (n * batch / row[name], step(n, copies, compressed)) for n, row in rows.items()}
 
     adam, onebit = arm("throughput_adam", compressed=False), arm("throughput_1bit", compressed=True)
     return [_ratio(case, f"{n} GPUs", adam[n], onebit[n], n == per_node, "compression") for n in rows]
@@ -229,8 +243,9 @@ def bytescheduler(case: Case, found: Table, most: float = math.inf) -> list[Row]
         strategy: Strategy = ParameterServer(m, "colocated", overlap, local_reduction="tree", work=MXNET_SERVERS)
         if m == 1:
             strategy = AllReduce("binomial_tree", overlap)
+        compute = Measured(seconds, batch)
         return simulate(
-            network, model, strategy, batch, workers=n, steps=2, warmup=1, compute=Measured(seconds, batch)
+            network, model, strategy, batch, workers=n, steps=2, warmup=1, compute=compute, speed=Spread()
         ).step_time
 
     copies, device = parse(PCIE, "bandwidth"), load_device(device_of(case))

@@ -7,7 +7,7 @@ import pytest
 
 from accuracy import aws, published, techniques
 from accuracy.families import FAMILIES
-from accuracy.report import judged, misses, section, summary
+from accuracy.report import gains, judged, misses, section, summary
 from accuracy.rows import Row, mean_error
 from ddlsim import load_device, load_model, load_stack
 from ddlsim.workload.compute import make_workload
@@ -55,6 +55,12 @@ def test_gains_are_judged_by_both_arms() -> None:
         "15% of the measured ones. The gain and both step times are within 15% in 1 row." in text
     )
     assert "13.0% without the technique (bias +7.0%) and 10.0% with it (bias +10.0%)" in text
+    assert "In 4 rows, the gain is so small" in text  # 1.1 times 3 % are 33 % of a gain of 0.1
+    large = [
+        dataclasses.replace(row, measured=ratio, predicted=ratio)
+        for row, ratio in zip(rows, (1.24, 1.26), strict=False)
+    ]
+    assert "In 1 row, the gain is so small" in gains(large)  # 3.72 and 3.78 %, against 3.6 and 3.9
     assert "1 of 4 gains with both steps within 15 %, 1 with the wrong sign" in summary(family, rows)
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from accuracy import aws, collectives, hybrids, memory, published, recommendation, strong, techniques
 from accuracy.families import FAMILIES, NOT_EXPLAINED, Family
-from accuracy.report import CHOICES, READING, section, summary
+from accuracy.report import CHOICES, READING, judged, section, summary
 from accuracy.rows import Row, covered, mean_error, skill
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -85,10 +85,11 @@ def test_strong_scaling_of_bert() -> None:
 
 #: ratio of throughputs -> its mean error, per case (ByteScheduler: of two machines, the worst rows)
 # ByteScheduler: 0.09 and 0.04 with the one-GPU row of another framework instead of the catalogue's device
+# 1-bit Adam: 0.23 with the step of one machine instead of that of one GPU
 # of DGC the row at 1 Gbit/s, which gives the size of the network, no longer counts: the mean was 0.024 with it
 GAINS = {"paddle_localsgd_resnet50_32xV100": 0.03, "paddle_dgc_fasterrcnn_2xP40": 0.035,
-         "bytescheduler_mxnet_ps_rdma_resnet50": 0.10, "bytescheduler_mxnet_ps_rdma_vgg16": 0.075,
-         "onebit_adam_bertlarge_tcp40": 0.23}  # fmt: skip
+         "bytescheduler_mxnet_ps_rdma_resnet50": 0.095, "bytescheduler_mxnet_ps_rdma_vgg16": 0.055,
+         "onebit_adam_bertlarge_tcp40": 0.12}  # fmt: skip
 
 
 def test_gains_of_techniques() -> None:
@@ -97,6 +98,7 @@ def test_gains_of_techniques() -> None:
     assert mean_error(rows) <= 0.15
     for case, reached in GAINS.items():
         assert mean_error([row for row in rows if row.case == case]) <= reached, case
+    assert len(judged(rows)[1]) >= 4  # of 10; with all devices 7 of 14
     # the direction, wherever the measurement shows one (0.375 s against 0.3725 s is within its digits)
     for row in rows:
         assert row.fitted_on or abs(row.measured - 1.0) < 0.01 or (row.measured > 1.0) == (row.predicted > 1.0)

@@ -172,6 +172,7 @@ def test_the_fixed_part_does_not_depend_on_the_order_of_the_file(
         ("paddle_dgc_fasterrcnn_2xP40", {"measured": [{"link_gbps": 1, "t_dense_s": 1, "t_dgc_s": None}]}, "two rates"),
         ("onebit_adam_bertlarge_tcp40", {"topology__effective_gbps": None}, "effective_gbps is not stated"),
         ("onebit_adam_bertlarge_tcp40", {"topology__gpus_per_node": 2}, "no row of one full machine"),
+        ("onebit_adam_bertlarge_tcp40", {"worker__note": ""}, "the throughput of one GPU is not stated"),
         ("onebit_adam_bertlarge_tcp40", {"model__name": "GPT"}, "model 'GPT' is not described"),
         ("bytescheduler_mxnet_ps_rdma_vgg16", {"model__name": "Transformer"}, "model 'Transformer' is not described"),
         ("bytescheduler_mxnet_ps_rdma_vgg16", {"topology__nic_gbps": None}, "nic_gbps is not stated"),
