@@ -478,6 +478,9 @@ SHARDING = {
     "fsdp": (3, False), "hsdp": (3, True), "full_shard": (3, False), "hybrid_shard": (3, True),
     "shard_grad_op": (2, False), "zero-2": (2, False), "zero-3": (3, False),
 }  # fmt: skip
+#: recomputation of fms-fsdp and share of the blocks, as their checkpoints are of whole blocks: "selective" is every
+#: k-th one (fms_fsdp/policies/ac_handler.py of February 2024), here every second one, as no row says k
+BLOCKS = {"": ("none", 1.0), "none": ("none", 1.0), "selective": ("early-stop", 0.5), "full": ("early-stop", 1.0)}
 
 
 def _fms(row: Row) -> tuple[float, float | None]:
@@ -487,8 +490,9 @@ def _fms(row: Row) -> tuple[float, float | None]:
     stage, inside = _word(row, "sharding", SHARDING)
     if inside and gpus > 8 and gpus % 8:
         raise UnsupportedError(f"gpus = {gpus}: must be a multiple of 8 with sharding = {row['sharding']}")
+    recompute, share = _word(row, "recompute", BLOCKS)
     strategy = FSDP(
-        stage=stage, micro_batch=local_batch, recompute=_word(row, "recompute", RECOMPUTE)[0],
+        stage=stage, micro_batch=local_batch, recompute=recompute, recompute_share=share,
         shard=8 if inside and gpus > 8 else None,
     )  # fmt: skip
     cluster, device = _cloud(row, gpus)

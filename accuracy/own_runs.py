@@ -64,7 +64,9 @@ def _fms_runs() -> list[MeasuredRun]:
             model=f"{row['model']}+seq={row['sequence']}",
             cluster=f"roce-{row['system']}+n_hosts={-(-row['gpus'] // 8)}+n_nics=8"
             f"+bandwidth={row['nic_gbit_per_s'] / 8} Gbit/s",
-            strategy=f"fsdp+micro_batch={row['local_batch']}+recompute={judge.RECOMPUTE[row['recompute']][0]}"
+            strategy="fsdp+micro_batch={}+recompute={}+recompute_share={}".format(
+                row["local_batch"], *judge.BLOCKS[row["recompute"]]
+            )
             + ("+shard=8" if row["sharding"] == "hsdp" else ""),
         )
         for row in judge.read(FMS)[1]

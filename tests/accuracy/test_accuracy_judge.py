@@ -55,6 +55,16 @@ def test_files(tmp_path: Path, kind: str, text: str, within: float) -> None:
         assert first.predicted_memory == pytest.approx(77.0, rel=0.08)
 
 
+def test_fms_checkpoints_whole_blocks(tmp_path: Path) -> None:
+    """Its "selective" checkpoints every k-th block, so a step takes about the mean of one without and one with all."""
+    path = tmp_path / "runs.csv"
+    lines = [FMS.splitlines()[1].replace(",full,", f",{each},") for each in ("none", "selective", "full")]
+    path.write_text("\n".join([FMS.splitlines()[0], *lines]))
+    none, selective, full = (1.0 / (each.predicted or 0.0) for each in judge(path))
+    assert selective == pytest.approx((none + full) / 2.0, rel=0.01)
+    assert full > 1.15 * none
+
+
 def test_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A line per row in the file's order, then the errors; JSON with one entry per row."""
     path, out = tmp_path / "runs.csv", tmp_path / "out.json"
