@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ddlsim.cluster.machines import machines_of, rack_of_hosts
+from ddlsim.cluster.groups import machines_of, rack_of_hosts
 from ddlsim.errors import ConfigError, NoUpdateError
 from ddlsim.learning import Array, Value
 from ddlsim.learning.learner import Handover, Shift

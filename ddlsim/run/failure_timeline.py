@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddlsim.cluster import Cluster
-from ddlsim.cluster.machines import machines_of, memory_nodes
+from ddlsim.cluster.groups import machines_of, memory_nodes
 from ddlsim.errors import ConfigError, nearest
 from ddlsim.reliability import Checkpoints, Failures
 from ddlsim.reliability.checkpoints import NO_CHECKPOINTS, Cost

@@ -10,7 +10,7 @@ import numpy as np
 
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.cluster import Floats, Ints
-from ddlsim.cluster.levels import levels
+from ddlsim.cluster.groups import levels
 from ddlsim.collectives.nccl_choice import several_ways
 from ddlsim.learning.monitor import Monitor
 from ddlsim.learning.training import Training

@@ -14,7 +14,7 @@ import numpy as np
 
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.catalogue import is_bundled
-from ddlsim.cluster.machines import memory_nodes
+from ddlsim.cluster.groups import memory_nodes
 from ddlsim.compression import Compression
 from ddlsim.compression.choice import PROBES, kept_vectors
 from ddlsim.errors import ConfigError, unknown_name

@@ -18,7 +18,7 @@ import numpy as np
 from ddlsim.arguments import Count, checked, quantity, takes_fields_of
 from ddlsim.cluster import load_cluster
 from ddlsim.cluster.cluster import ClusterLike
-from ddlsim.cluster.machines import memory_nodes
+from ddlsim.cluster.groups import memory_nodes
 from ddlsim.compression.choice import compression_of
 from ddlsim.errors import ConfigError, DdlsimError, NoUpdateError
 from ddlsim.learning import DataPlane, Learner

@@ -28,7 +28,7 @@ import numpy as np
 
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.cluster import Floats
-from ddlsim.cluster.machines import memory_nodes
+from ddlsim.cluster.groups import memory_nodes
 from ddlsim.errors import ConfigError, NoUpdateError
 from ddlsim.reliability.faults import at_known_times, horizon_of, phases, sampled
 from ddlsim.reliability.timeline import STEADY, Pace

@@ -17,7 +17,7 @@ import simpy
 
 from ddlsim.arguments import Count, checked, one_of, quantity
 from ddlsim.cluster import Cluster
-from ddlsim.cluster.machines import host_nodes
+from ddlsim.cluster.groups import host_nodes
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.network import lanes as ls

@@ -11,8 +11,7 @@ from typing import Annotated
 import numpy as np
 
 from ddlsim.arguments import Count, checked, one_of
-from ddlsim.cluster.levels import innermost
-from ddlsim.cluster.machines import memory_nodes
+from ddlsim.cluster.groups import innermost, memory_nodes
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan, with_parameter_servers
