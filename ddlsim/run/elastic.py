@@ -18,7 +18,7 @@ from ddlsim.learning.monitor import Row
 from ddlsim.reliability import Elastic, FailureFreeTimeline
 from ddlsim.reliability.checkpoints import NO_CHECKPOINTS
 from ddlsim.reliability.engine import Group, Stretch
-from ddlsim.reliability.faults import in_group
+from ddlsim.reliability.faults import in_group, left_of
 from ddlsim.reliability.timeline import OnClock
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.failure_timeline import THIRTY_DAYS, copy_seconds, holds_parts, interval_of
@@ -206,7 +206,9 @@ class Learners(Group):
     def _run(self, state: Learned | None, now: float, seconds: float, endless: bool = True) -> Result:
         from ddlsim.run.simulate import run
 
-        return run(self.experiment.with_(max_time=seconds), shift=Shift(self._begin(state, now), endless, now))
+        given = self.experiment
+        left = {name: left_of(getattr(given, name), now) for name in ("faults", "slowdowns", "background")}
+        return run(given.with_(max_time=seconds, **left), shift=Shift(self._begin(state, now), endless, now))
 
     def _with_checkpoints(self, result: Result) -> FailureFreeTimeline:
         """Return the steps of a result with their checkpoints."""

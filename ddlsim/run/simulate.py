@@ -395,10 +395,6 @@ def run(
     On Ctrl-C, the result so far is returned, marked as interrupted. Raises :class:`~ddlsim.errors.ConservationError` if
     the bytes, times or updates of the result do not add up (:mod:`ddlsim.run.conservation`).
     """
-    if shift is not None:
-        events = ("faults", "slowdowns", "background")
-        left = {name: faults.left_of(getattr(experiment, name), shift.since) for name in events}
-        experiment = experiment.with_(**left)
     prepared = prepare(experiment)
 
     def made(horizon: float) -> Result:
