@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ddlsim.bundled import loaded_from
 from ddlsim.cluster import Cluster, load_cluster
-from ddlsim.cluster.catalogue import is_bundled
+from ddlsim.cluster.catalogue import bundled_name
+from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.cluster.groups import memory_nodes
 from ddlsim.compression import Compression
 from ddlsim.compression.choice import PROBES, kept_vectors
@@ -29,7 +31,6 @@ from ddlsim.run.notes import level_notes, spread_notes
 from ddlsim.run.traced import Traced, traced_workload
 from ddlsim.runtime.fabric import algorithm_for
 from ddlsim.runtime.loop import arrivals
-from ddlsim.schema import loaded_from, text_of
 from ddlsim.strategies import Strategy, contract
 from ddlsim.strategies.split_rules import MESH, changes_text, state_of
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline, Workload, make_workload
@@ -221,7 +222,7 @@ def place(experiment: Experiment) -> Placed:
 
     Raises ConfigError with the field and the remedy if the parts are incompatible.
     """
-    loaded = _with_device(load_cluster(experiment.cluster), experiment.device)
+    loaded = _load(experiment.cluster, experiment.device)
     cluster = loaded_from(loaded.sampled(experiment.seed), loaded)
     model = load_model(experiment.model)
     time_model = model if experiment.time_model is None else load_model(experiment.time_model)
@@ -257,26 +258,27 @@ def place(experiment: Experiment) -> Placed:
     return Placed(experiment, cluster, model, time_model, nodes, workloads, effects, notes)
 
 
-def _with_device(cluster: Cluster, device: DeviceLike | None) -> Cluster:
-    """Return a cluster with NVLinks that are at most as fast as :func:`nvlink_limits` permits.
+def _load(source: ClusterLike, device: DeviceLike | None) -> Cluster:
+    """Load a cluster, with NVLinks that are at most as fast as :func:`nvlink_limits` permits.
 
-    A bundled cluster is loaded again, because its links may have the limits of another device.
+    A bundled cluster is loaded by its name, because the links of a cluster may have the limits of another device.
     """
-    if is_bundled(cluster):
-        cluster = load_cluster(str(text_of(cluster)))
-    limits = nvlink_limits(cluster, device)
+    name = bundled_name(source)
+    cluster = load_cluster(source if name is None else name)
+    limits = nvlink_limits(cluster, name, device)
     if limits is None:
         return cluster
     return loaded_from(cluster.with_links(np.minimum(cluster.link_bandwidth, limits), cluster.link_latency), cluster)
 
 
-def nvlink_limits(cluster: Cluster, device: DeviceLike | None) -> Floats | None:
+def nvlink_limits(cluster: Cluster, name: str | None, device: DeviceLike | None) -> Floats | None:
     """Return the largest bandwidth of each link in bytes/s, (n_links,); None if devices limit none.
 
-    NVLinks of a bundled cluster are at most as fast as those of the devices at their ends, all of which `device`
-    replaces. Links of files and graphs, and those whose bandwidth ``+nvlink_bandwidth=`` sets, have no limit.
+    NVLinks of a bundled cluster, whose `name` is given, are at most as fast as those of the devices at their ends, all
+    of which `device` replaces. Links of files and graphs (`name` is None), and those whose bandwidth
+    ``+nvlink_bandwidth=`` sets, have no limit.
     """
-    if not is_bundled(cluster) or "+nvlink_bandwidth=" in str(text_of(cluster)):
+    if name is None or "+nvlink_bandwidth=" in name:
         return None
     wanted = {name: device or name for name in set(cluster.device_of)}
     most = {name: load_device(each).nvlink_bandwidth for name, each in wanted.items() if each is not None}
