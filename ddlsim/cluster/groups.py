@@ -32,17 +32,6 @@ def members(cluster: Cluster, at: Ints) -> list[Ints]:
     return list(groups_of(np.where(host >= 0, host, len(cluster.host_names) + np.arange(len(at)))))
 
 
-def host_nodes(cluster: Cluster) -> dict[int, int]:
-    """Return the host node of each machine, by machine number."""
-    return {int(cluster.host_of[node]): int(node) for node in cluster.servers}
-
-
-def memory_nodes(cluster: Cluster, nodes: Sequence[int]) -> list[int]:
-    """Return the host node of each device's machine, or the device itself if there is none."""
-    host_node = host_nodes(cluster)
-    return [host_node.get(int(cluster.host_of[node]), node) for node in nodes]
-
-
 def workers_by_machine(cluster: Cluster) -> list[list[int]]:
     """Return the workers' nodes on each machine; machines are ordered by their first worker."""
     return [cluster.workers[group].tolist() for group in groups_of(cluster.host_of[cluster.workers])]
@@ -51,7 +40,7 @@ def workers_by_machine(cluster: Cluster) -> list[list[int]]:
 def machines_of(cluster: Cluster, nodes: Sequence[int]) -> list[int]:
     """Return the machine of each worker, numbered from 0 in order of appearance."""
     number: dict[int, int] = {}
-    return [number.setdefault(memory, len(number)) for memory in memory_nodes(cluster, nodes)]
+    return [number.setdefault(memory, len(number)) for memory in cluster.memory_nodes[list(nodes)].tolist()]
 
 
 def rack_of_hosts(cluster: Cluster, machines_per_rack: int | None = None) -> dict[int, int]:

@@ -16,7 +16,6 @@ from ddlsim.bundled import loaded_from
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.catalogue import bundled_name
 from ddlsim.cluster.cluster import ClusterLike
-from ddlsim.cluster.groups import memory_nodes
 from ddlsim.compression import Compression
 from ddlsim.compression.choice import PROBES, kept_vectors
 from ddlsim.errors import ConfigError, unknown_name
@@ -561,7 +560,7 @@ def with_copies(
     if not isinstance(input, Copies) or contract.of(experiment.strategy).n_replicas(len(nodes)) != len(nodes):
         return workloads
     sizes = [w.batch_size * input.sample_nbytes(w.model.input_shape) for w in workloads]
-    memory, nodes = memory_nodes(cluster, list(nodes)), list(nodes)
+    memory, nodes = cluster.memory_nodes[list(nodes)].tolist(), list(nodes)
     machines: dict[int, list[int]] = {}
     for worker, node in enumerate(memory):
         machines.setdefault(node, []).append(worker)
@@ -614,7 +613,7 @@ def check_source(experiment: Experiment, cluster: Cluster, nodes: Sequence[int])
     if input is None or input.storage is None:
         return
     node = storage_node(input.storage, cluster, "input: storage")
-    cluster.check_connected([node, *dict.fromkeys(memory_nodes(cluster, list(nodes)))])
+    cluster.check_connected([node, *dict.fromkeys(cluster.memory_nodes[list(nodes)].tolist())])
 
 
 def storage_node(name: str, cluster: Cluster, where: str) -> int:

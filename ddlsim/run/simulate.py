@@ -18,7 +18,6 @@ import numpy as np
 from ddlsim.arguments import Count, checked, quantity, takes_fields_of
 from ddlsim.cluster import load_cluster
 from ddlsim.cluster.cluster import ClusterLike
-from ddlsim.cluster.groups import memory_nodes
 from ddlsim.compression.choice import compression_of
 from ddlsim.errors import ConfigError, DdlsimError, NoUpdateError
 from ddlsim.learning import DataPlane, Learner
@@ -66,7 +65,7 @@ def _workers(
     if isinstance(experiment.input, Input):
         from ddlsim.runtime.feed import Feed
 
-        memory, shape = memory_nodes(prepared.cluster, prepared.nodes), prepared.time_model.input_shape
+        memory, shape = prepared.cluster.memory_nodes[prepared.nodes].tolist(), prepared.time_model.input_shape
         first = experiment.input.epoch or (0 if experiment.training is None else 1)
         feed = Feed(experiment.input, loop, prepared.cluster, prepared.nodes, memory, shape, first)
     workers = []
