@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from ddlsim.run.timed_events import Paces
 from ddlsim.strategies import contract
 from ddlsim.units import si
 from ddlsim.workload.input import Input
-from ddlsim.workload.model import load_model
+from ddlsim.workload.model import Model
 
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
@@ -89,7 +89,7 @@ class Groups:
 
     def _fits(self, n_workers: int) -> bool:
         experiment = self._experiment
-        model = load_model(experiment.time_model or experiment.model)
+        model = cast(Model, experiment.time_model or experiment.model)  # of a result, so it has been loaded
         try:
             contract.of(experiment.strategy).check_sizes(model, self._batch_size(n_workers), n_workers)
         except ConfigError:

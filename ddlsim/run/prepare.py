@@ -186,7 +186,7 @@ class Placed:
     """An experiment with its cluster and models, the node and the workload with the full model of each worker, the
     effects of its slow-downs and faults at known times, and notes.
 
-    The `experiment` contains the loaded cluster and model and, if the cluster is calibrated, the compute time that was
+    The `experiment` contains the loaded cluster and models and, if the cluster is calibrated, the compute time that was
     measured on it.
     """
 
@@ -223,14 +223,15 @@ def place(experiment: Experiment) -> Placed:
     """
     loaded = _load(experiment.cluster, experiment.device)
     cluster = loaded_from(loaded.sampled(experiment.seed), loaded)
-    model = load_model(experiment.model)
-    time_model = model if experiment.time_model is None else load_model(experiment.time_model)
+    model, timed = load_model(experiment.model), experiment.time_model
+    timed = None if timed is None else load_model(timed)
+    time_model = model if timed is None else timed
     if time_model.n_params == 0:
         raise ConfigError(f"model {time_model.name!r} has no parameters; add a layer to train, such as dense")
     nodes = _nodes(experiment, cluster)
     n_workers, batch_size = len(nodes), experiment.batch(len(nodes))
     # the cluster is not sampled, so that the experiment can be repeated with another seed
-    given = experiment = experiment.with_(cluster=loaded, model=model, batch_size=batch_size)
+    given = experiment = experiment.with_(cluster=loaded, model=model, time_model=timed, batch_size=batch_size)
     experiment, notes = as_measured(experiment, cluster, time_model.name)
     notes += time_model.notes
     contract.of(experiment.strategy).check_sizes(time_model, batch_size, n_workers)

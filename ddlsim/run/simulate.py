@@ -329,7 +329,7 @@ class ActiveRun:
             *notes.late_notes((*experiment.faults, *experiment.slowdowns, *experiment.background), lasts),
             *notes.stalled_notes(self.recorder, seconds),
             *notes.uneven_notes(self.recorder),
-            *notes.learning_notes(experiment, self.reason, self.monitor),
+            *notes.learning_notes(experiment, (prepared.model, prepared.time_model), self.reason, self.monitor),
             *notes.handed_over_notes(context, self.monitor),
             *notes.idle_notes(experiment.strategy, prepared.cluster, prepared.nodes, traffic.nbytes),
             *notes.path_notes(prepared.cluster, self.loop.network.pairs, traffic.nbytes),
