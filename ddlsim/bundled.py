@@ -1,16 +1,20 @@
-"""Location of ddlsim's data files: `models/`, `topologies/` and `deviations/`.
+"""Names of files: ddlsim's own, names with options, and the names from which objects were loaded.
 
-In a checkout, these folders are next to the package; in a wheel, they are inside it, under `data_files/`.
+The bundled files are in `models/`, `topologies/` and `deviations/`. In a checkout, these folders are next to the
+package; in a wheel, they are inside it, under `data_files/`.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TypeVar, cast
 
 from ddlsim.errors import ConfigError
 
+T = TypeVar("T")
 _PACKAGE = Path(__file__).resolve().parent
+_TEXT = "loaded from"
 
 
 def bundled_files(folder: str) -> dict[str, Path]:
@@ -55,3 +59,31 @@ def relative_name(name: str | Path, folder: Path) -> str:
     if os.path.isdir(stem) and not os.path.dirname(path):
         path = f"./{path}"  # a slash marks the name as a path
     return "+".join((path, *options))
+
+
+def loaded_from(value: T, source: object) -> T:
+    """Record the name or path from which an object was loaded, and the working directory; return the object.
+
+    source  the name or path, or an object that has one. Copies, such as those by ``dataclasses.replace``, have none.
+    """
+    text = source if isinstance(source, str | Path) else text_of(source)
+    if text is not None:
+        vars(value)[_TEXT] = text, _working_folder()
+    return value
+
+
+def _working_folder() -> str:
+    """Return the working directory; empty if it has been removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
+def text_of(value: object) -> str | Path | None:
+    """Return the name or path from which an object was loaded; None if it was not."""
+    text, folder = cast("tuple[str | Path | None, str]", getattr(value, "__dict__", {}).get(_TEXT, (None, "")))
+    at = Path(folder)
+    if text is None or folder == _working_folder() or not os.path.isfile(at / split_options(str(text), at)[0]):
+        return text
+    return at / text  # the working directory has changed

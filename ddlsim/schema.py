@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 from ddlsim.arguments.annotations import rule_of
 from ddlsim.arguments.checking import annotations_of
 from ddlsim.arguments.rules import TEXT, Rule
-from ddlsim.bundled import relative_name, split_options
+from ddlsim.bundled import relative_name, split_options, text_of
 from ddlsim.errors import ConfigError, UnitError, listed, shown, unknown_name
 from ddlsim.named_code import imported, names_code
 from ddlsim.plain import parse_value
@@ -453,38 +453,9 @@ _FILES = {
     "edges": ("a cluster", "use ddlsim run FILE"),
     "cluster": ("an experiment", "run it with ddlsim run FILE"),
 }
-_TEXT = "loaded from"
 _AN_OBJECT = (
     "is an object without a text form; save it (cluster.save('mine.toml')) and use the path of the file instead"
 )
-
-
-def loaded_from(value: T, source: object) -> T:
-    """Record the name or path from which an object was loaded, and the working directory; return the object.
-
-    source  the name or path, or an object that has one. Copies, such as those by ``dataclasses.replace``, have none.
-    """
-    text = source if isinstance(source, str | Path) else text_of(source)
-    if text is not None:
-        vars(value)[_TEXT] = text, _working_folder()
-    return value
-
-
-def _working_folder() -> str:
-    """Return the working directory; empty if it has been removed."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return ""
-
-
-def text_of(value: object) -> str | Path | None:
-    """Return the name or path from which an object was loaded; None if it was not."""
-    text, folder = cast("tuple[str | Path | None, str]", getattr(value, "__dict__", {}).get(_TEXT, (None, "")))
-    at = Path(folder)
-    if text is None or folder == _working_folder() or not os.path.isfile(at / split_options(str(text), at)[0]):
-        return text
-    return at / text  # the working directory has changed
 
 
 def unknown_key(name: str, known: Iterable[str], where: str, file: Mapping[str, object]) -> ConfigError:

@@ -34,7 +34,7 @@ import numpy as np
 from ddlsim.bundled import bundled_files
 from ddlsim.cluster.cluster import Bools, Cluster, Floats, Ints
 from ddlsim.cluster.details import with_detail
-from ddlsim.cluster.machines import workers_by_machine
+from ddlsim.cluster.groups import workers_by_machine
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.plain import read_toml
 

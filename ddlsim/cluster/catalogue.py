@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddlsim.arguments import checked
-from ddlsim.bundled import bundled_files, split_options
+from ddlsim.bundled import bundled_files, loaded_from, split_options, text_of
 from ddlsim.cluster.cluster import Cluster, ClusterLike
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.plain import decoded, parse_value, read_bytes
-from ddlsim.schema import loaded_from, text_of
 
 _NATIVE_SUFFIXES = (".toml", ".json")
 
@@ -56,11 +55,12 @@ def load_cluster(source: ClusterLike) -> Cluster:
     raise unknown_name("cluster", stem, bundled)
 
 
-def is_bundled(cluster: Cluster) -> bool:
-    """Return whether a cluster was loaded by its bundled name, not from a file or a graph."""
-    text = text_of(cluster)
-    stem = Path("" if text is None else split_options(str(text))[0])
-    return len(stem.parts) == 1 and not stem.suffix and not os.path.isfile(stem)
+def bundled_name(source: ClusterLike) -> str | None:
+    """Return the name, with options, of a bundled cluster or of the one that it was loaded from; None for clusters of
+    files and graphs."""
+    name = str((source if isinstance(source, str | Path) else text_of(source)) or "")
+    stem = Path(split_options(name)[0])
+    return name if len(stem.parts) == 1 and not stem.suffix and not os.path.isfile(stem) else None
 
 
 @functools.lru_cache(maxsize=32)  # at least the number of bundled clusters

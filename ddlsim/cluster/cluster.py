@@ -214,6 +214,13 @@ class Cluster:
         return self._of_kind("host")
 
     @cached_property
+    def memory_nodes(self) -> Ints:
+        """The host node of each node's machine, or the node itself if it has none, shape (n_nodes,)."""
+        host_node = np.full(len(self.host_names) + 1, -1)  # the last one is that of switches between machines
+        host_node[self.host_of[self.servers]] = self.servers
+        return _frozen(np.where(host_node[self.host_of] < 0, np.arange(self.n_nodes), host_node[self.host_of]))
+
+    @cached_property
     def storages(self) -> Ints:
         """Storage nodes."""
         return self._of_kind("storage")

@@ -25,6 +25,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from ddlsim.cluster.cluster import Cluster, Floats, Ints
+from ddlsim.cluster.groups import members
 from ddlsim.errors import ConfigError
 
 #: above this size, the search for a cycle inside a machine is skipped, and the rank order is kept
@@ -242,19 +243,6 @@ def rails(cluster: Cluster, nodes: tuple[int, ...]) -> tuple[Ints, ...] | None:
     if any(cluster.link_kind[link] != "nvlink" for link in pairs.links.tolist()):
         return None
     return tuple(np.array([chains[i][0] for chains in ways.chains]) for i in range(len(machines)))
-
-
-def members(cluster: Cluster, at: Ints) -> list[Ints]:
-    """Return the indices in ``at`` of each machine's nodes; machines are ordered by their first node."""
-    host = cluster.host_of[at]
-    return list(groups_of(np.where(host >= 0, host, len(cluster.host_names) + np.arange(len(at)))))
-
-
-def groups_of(labels: Ints) -> tuple[Ints, ...]:
-    """Return the indices of each label, ordered by first occurrence."""
-    _, first, which = np.unique(labels, return_index=True, return_inverse=True)
-    parts = np.split(np.argsort(which, kind="stable"), np.cumsum(np.bincount(which))[:-1])
-    return tuple(parts[i] for i in np.argsort(first).tolist())
 
 
 def _machines(cluster: Cluster, machines: list[Ints]) -> list[_Machine]:

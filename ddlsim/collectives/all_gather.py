@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ddlsim.arguments import checked
-from ddlsim.cluster.levels import Levels
+from ddlsim.cluster.groups import Levels
 from ddlsim.collectives import reduce_scatter
 from ddlsim.collectives.combine import reverse
 from ddlsim.collectives.gloo import gloo_all_gather as gloo_all_gather

@@ -11,8 +11,8 @@ import numpy as np
 
 from ddlsim.arguments import Index, NotNegative, checked
 from ddlsim.cluster import Cluster
-from ddlsim.cluster.levels import axes, levels
-from ddlsim.cluster.rings import groups_of, members, rails, rings
+from ddlsim.cluster.groups import axes, groups_of, levels, members
+from ddlsim.cluster.rings import rails, rings
 from ddlsim.collectives.check import check, validate
 from ddlsim.collectives.lookup import bound_arguments, called, find, n_segments_for, parameters_of
 from ddlsim.collectives.nccl_choice import choose, several_ways, way
@@ -121,11 +121,11 @@ def build(
     kind       the collective that the schedule implements, such as "all_reduce"
     where      tuple of the cluster and the node of each rank. Algorithms request information about the network with
                parameters of these names: `levels` (groups of ranks at every network level,
-               :mod:`ddlsim.cluster.levels`), `rings` (ring orders that use all links,
+               :mod:`ddlsim.cluster.groups`), `rings` (ring orders that use all links,
                :func:`ddlsim.cluster.rings.rings`), `way` (the choice of NCCL's tuner,
                :func:`ddlsim.collectives.nccl_choice.way`), `rails` (ranks by network interface of their machine,
                :func:`ddlsim.cluster.rings.rails`) and `axes` (ranks by position on tori,
-               :func:`ddlsim.cluster.levels.axes`).
+               :func:`ddlsim.cluster.groups.axes`).
 
     "default" selects "torus", "nccl", "hierarchical" or "ring" (see :func:`default_algorithm`).
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ddlsim.arguments import Count, checked
-from ddlsim.cluster.levels import Levels
+from ddlsim.cluster.groups import Levels
 from ddlsim.collectives.combine import on_ranks, parallel, sequence, split, strided, uniform
 from ddlsim.collectives.lookup import bound_arguments, called, find, parameters_of
 from ddlsim.collectives.schedule import Collective, Ints, Ranks, Round, Schedule, Segments
@@ -50,7 +50,7 @@ def hierarchical(
                 each level
     further     algorithms of more levels; all but the outermost as `inside`
     groups      ranks of each group (machine), together all ranks, if no `levels` are given
-    levels      levels of a cluster (:mod:`ddlsim.cluster.levels`)
+    levels      levels of a cluster (:mod:`ddlsim.cluster.groups`)
     n_segments  segments of pipelined inner algorithms
 
     With rings, groups of n, m groups: 2(n-1) a1 + 2 (n-1)/n S b1 + 2(m-1) a2 + 2 (m-1)/m S/n b2. Raises ConfigError for

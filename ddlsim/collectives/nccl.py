@@ -27,7 +27,8 @@ from ddlsim.arguments import Bandwidth, Count, Index, checked, one_of, quantity
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.calibrated import inside_hosts, payload_rate
 from ddlsim.cluster.cluster import ClusterLike
-from ddlsim.cluster.rings import channels, groups_of, members, ring_rate
+from ddlsim.cluster.groups import groups_of, members
+from ddlsim.cluster.rings import channels, ring_rate
 from ddlsim.collectives.nccl_tuner import ALGORITHMS, LAPS, SIMPLE_ONLY, Algorithm, Plugin, Protocol, Site, plugins
 from ddlsim.errors import ConfigError
 from ddlsim.ties import distinct

@@ -36,7 +36,8 @@ import numpy as np
 
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.details import route_overhead
-from ddlsim.cluster.rings import channels, members
+from ddlsim.cluster.groups import members
+from ddlsim.cluster.rings import channels
 from ddlsim.collectives.nccl import behind_nvswitches, bus_bandwidth, least, nvlink_excess, site
 from ddlsim.collectives.nccl_tuner import (
     ARITY_HOP,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddlsim.cluster.rings import groups_of
+from ddlsim.cluster.groups import groups_of
 from ddlsim.collectives.schedule import Ints, Round, Schedule, messages
 
 

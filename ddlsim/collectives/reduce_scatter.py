@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ddlsim.arguments import checked
-from ddlsim.cluster.levels import Levels
+from ddlsim.cluster.groups import Levels
 from ddlsim.collectives.gloo import gloo_reduce_scatter as gloo_reduce_scatter
 from ddlsim.collectives.hierarchy import grouped, scattered, scattered_on_axes
 from ddlsim.collectives.nccl_choice import Way

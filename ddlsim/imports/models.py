@@ -16,7 +16,6 @@ import os
 import re
 from pathlib import Path
 
-from ddlsim.bundled import split_options
 from ddlsim.errors import ConfigError, shown
 from ddlsim.imports.decoders import Read
 from ddlsim.imports.hugging_face import is_config, read_config
@@ -31,13 +30,15 @@ from ddlsim.workload.model_build import CONTENT, model_of
 _OPTIONS = re.compile(r"((?:\+\w+=[^+\s]*)*)\s*$")
 
 
-def import_model(source: str | Path) -> Model:
+def import_model(source: str | Path, stem: str, options: list[str]) -> Model:
     """Return the model that a file or a text of another tool describes.
+
+    stem, options  the parts of the source if it is a path with options
 
     Raises ConfigError, in one line with file, field and value, for invalid sources, and for models that cannot be
     simulated, with the number of parameters if it can be counted.
     """
-    text, options = _content(source)
+    text, options = _content(source, stem, options)
     read = _read(text, [option.partition("=")[0] for option in options])
     where = str(text.path) if isinstance(text, SourceText) else text.place.rstrip(": ")
     if isinstance(read, Model):
@@ -50,9 +51,8 @@ def import_model(source: str | Path) -> Model:
     return dataclasses.replace(model, name=name, notes=_notes(model, read))
 
 
-def _content(source: str | Path) -> tuple[SourceText | Node, list[str]]:
+def _content(source: str | Path, stem: str, options: list[str]) -> tuple[SourceText | Node, list[str]]:
     """Return the text, or the header of a tensor file, and the options after it."""
-    stem, options = split_options(str(source))
     if isinstance(source, str) and CONTENT.search(source) and not os.path.isfile(stem):
         found = _OPTIONS.search(source)
         assert found is not None  # always matches, possibly nothing

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddlsim.cluster import Cluster
-from ddlsim.cluster.levels import axes, innermost, levels
+from ddlsim.cluster.groups import axes, innermost, levels
 from ddlsim.cluster.rings import rings
 from ddlsim.collectives import Collective, Schedule, algorithm_names, build, reorder
 from ddlsim.collectives.build import default_algorithm, size_class

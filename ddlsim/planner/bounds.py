@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddlsim.cluster.cluster import Floats, Ints
-from ddlsim.cluster.levels import innermost
+from ddlsim.cluster.groups import innermost
 from ddlsim.compression.choice import compression_of
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan, StepProgram

@@ -28,7 +28,7 @@ from typing import Annotated, Any
 
 from ddlsim.arguments import Count, Positive, checked
 from ddlsim.cluster import Cluster, ClusterLike, load_cluster
-from ddlsim.cluster.machines import machines_of
+from ddlsim.cluster.groups import machines_of
 from ddlsim.compression import Compression
 from ddlsim.compression.choice import compression_of
 from ddlsim.compression.contract import AnyCompressor

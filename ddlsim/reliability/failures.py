@@ -17,7 +17,7 @@ from ddlsim.arguments import Count, Index, NotNegative, Positive, Rule, Seed, Sh
 from ddlsim.arguments.annotations import rule_of
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.cluster import Floats
-from ddlsim.cluster.machines import machines_of, ranks_of_parts
+from ddlsim.cluster.groups import machines_of, ranks_of_parts
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.plain import check_separator
 from ddlsim.reliability.faults import recurring

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from ddlsim.arguments import Count, Index, NotNegative, Positive, Seed, checked, number, one_of, quantity
 from ddlsim.cluster import Cluster
-from ddlsim.cluster.machines import ranks_of_parts
+from ddlsim.cluster.groups import ranks_of_parts
 from ddlsim.errors import ConfigError, DdlsimError, unknown_name
 from ddlsim.network import Network
 from ddlsim.network.devices import STANDSTILL

@@ -6,11 +6,11 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
-from ddlsim.cluster.machines import machines_of, rack_of_hosts
+from ddlsim.cluster.groups import machines_of, rack_of_hosts
 from ddlsim.errors import ConfigError, NoUpdateError
 from ddlsim.learning import Array, Value
 from ddlsim.learning.learner import Handover, Shift
@@ -18,7 +18,7 @@ from ddlsim.learning.monitor import Row
 from ddlsim.reliability import Elastic, FailureFreeTimeline
 from ddlsim.reliability.checkpoints import NO_CHECKPOINTS
 from ddlsim.reliability.engine import Group, Stretch
-from ddlsim.reliability.faults import in_group
+from ddlsim.reliability.faults import in_group, left_of
 from ddlsim.reliability.timeline import OnClock
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.failure_timeline import THIRTY_DAYS, copy_seconds, holds_parts, interval_of
@@ -26,7 +26,7 @@ from ddlsim.run.timed_events import Paces
 from ddlsim.strategies import contract
 from ddlsim.units import si
 from ddlsim.workload.input import Input
-from ddlsim.workload.model import load_model
+from ddlsim.workload.model import Model
 
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
@@ -89,7 +89,7 @@ class Groups:
 
     def _fits(self, n_workers: int) -> bool:
         experiment = self._experiment
-        model = load_model(experiment.time_model or experiment.model)
+        model = cast(Model, experiment.time_model or experiment.model)  # of a result, so it has been loaded
         try:
             contract.of(experiment.strategy).check_sizes(model, self._batch_size(n_workers), n_workers)
         except ConfigError:
@@ -206,7 +206,9 @@ class Learners(Group):
     def _run(self, state: Learned | None, now: float, seconds: float, endless: bool = True) -> Result:
         from ddlsim.run.simulate import run
 
-        return run(self.experiment.with_(max_time=seconds), shift=Shift(self._begin(state, now), endless, now))
+        given = self.experiment
+        left = {name: left_of(getattr(given, name), now) for name in ("faults", "slowdowns", "background")}
+        return run(given.with_(max_time=seconds, **left), shift=Shift(self._begin(state, now), endless, now))
 
     def _with_checkpoints(self, result: Result) -> FailureFreeTimeline:
         """Return the steps of a result with their checkpoints."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddlsim.cluster import Cluster
-from ddlsim.cluster.machines import machines_of, memory_nodes
+from ddlsim.cluster.groups import machines_of
 from ddlsim.errors import ConfigError, nearest
 from ddlsim.reliability import Checkpoints, Failures
 from ddlsim.reliability.checkpoints import NO_CHECKPOINTS, Cost
@@ -50,7 +50,7 @@ def check_timeline(experiment: Experiment, cluster: Cluster, nodes: Sequence[int
     if failures is None and elastic is not None:
         raise ConfigError("elastic has no effect without failures; set failures=Failures('50000 h', per='host')")
     if failures is not None:
-        if failures.per == "switch" and len(set(memory_nodes(cluster, nodes))) < 2:
+        if failures.per == "switch" and len(set(cluster.memory_nodes[list(nodes)].tolist())) < 2:
             raise ConfigError("failures: per = 'switch': the run uses a single machine; use 'host' or 'device'")
         if failures.per != "switch":
             failures.events(len(units(failures, cluster, nodes)))  # reads a trace, if there is one
@@ -110,7 +110,7 @@ def check_replicas(experiment: Experiment, stages: Sequence[Stage], workloads: S
 
 def copy_seconds(result: Result) -> float:
     """Return the time in s that a joining worker needs to copy weights and optimizer state from another machine."""
-    machines = list(dict.fromkeys(memory_nodes(result.cluster, result.nodes.tolist())))
+    machines = list(dict.fromkeys(result.cluster.memory_nodes[result.nodes].tolist()))
     return _sent(result.cluster, machines[:1], machines[1:2], state_nbytes(result.workloads[0]))
 
 
@@ -126,7 +126,7 @@ def cost_of(checkpoints: Checkpoints, cluster: Cluster, nodes: Sequence[int], wo
     Raises ConfigError for a storage that is not in the cluster.
     """
     nbytes = state_nbytes(workload) if checkpoints.nbytes is None else si(checkpoints.nbytes, "bytes")
-    memory = memory_nodes(cluster, list(nodes))
+    memory = cluster.memory_nodes[list(nodes)].tolist()
     machines = list(dict.fromkeys(memory))
     copied = written = read = 0.0
     if checkpoints.bandwidth is not None:

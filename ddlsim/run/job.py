@@ -11,7 +11,7 @@ import numpy as np
 
 from ddlsim.arguments import Index, checked, one_of, quantity, validated_by
 from ddlsim.cluster import Cluster
-from ddlsim.cluster.machines import rack_of_hosts
+from ddlsim.cluster.groups import rack_of_hosts
 from ddlsim.errors import ConfigError, shown
 from ddlsim.run.experiment import Experiment, listed_places
 from ddlsim.streams import stream

@@ -10,7 +10,7 @@ import numpy as np
 
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.cluster import Floats, Ints
-from ddlsim.cluster.levels import levels
+from ddlsim.cluster.groups import levels
 from ddlsim.collectives.nccl_choice import several_ways
 from ddlsim.learning.monitor import Monitor
 from ddlsim.learning.training import Training
@@ -24,7 +24,7 @@ from ddlsim.ties import distinct
 from ddlsim.units import si
 from ddlsim.workload.input import Input
 from ddlsim.workload.jitter import NoJitter
-from ddlsim.workload.model import load_model
+from ddlsim.workload.model import Model
 
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
@@ -229,14 +229,15 @@ def uneven_notes(recorder: Recorder) -> Iterator[str]:
         yield f"{made}: throughput and the trained model mostly reflect the fast workers"
 
 
-def learning_notes(experiment: Experiment, reason: str, monitor: Monitor | None) -> Iterator[str]:
-    """Note what determines a training run's times, and how it ended."""
+def learning_notes(
+    experiment: Experiment, models: tuple[Model, Model], reason: str, monitor: Monitor | None
+) -> Iterator[str]:
+    """Note what determines a training run's times, and how it ended; `models`: the trained one, and the timed one."""
     training = experiment.training
     if training is None or monitor is None:
         return
     if experiment.time_model is not None:
-        trained, timed = (load_model(m).name for m in (experiment.model, experiment.time_model))
-        yield f"two models: {trained} is trained, and {timed} determines the simulated times"
+        yield f"two models: {models[0].name} is trained, and {models[1].name} determines the simulated times"
     last, batch = monitor.history[-1] if monitor.history else None, experiment.batch_size or 0
     if last is not None and batch * last.epoch > last.samples:
         yield f"batch_size = {batch} exceeds the training set of {last.samples / last.epoch:,.0f} samples, which repeat"

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ddlsim.bundled import loaded_from
 from ddlsim.cluster import Cluster, load_cluster
-from ddlsim.cluster.catalogue import is_bundled
-from ddlsim.cluster.machines import memory_nodes
+from ddlsim.cluster.catalogue import bundled_name
+from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.compression import Compression
 from ddlsim.compression.choice import PROBES, kept_vectors
 from ddlsim.errors import ConfigError, unknown_name
@@ -29,7 +30,6 @@ from ddlsim.run.notes import level_notes, spread_notes
 from ddlsim.run.traced import Traced, traced_workload
 from ddlsim.runtime.fabric import algorithm_for
 from ddlsim.runtime.loop import arrivals
-from ddlsim.schema import loaded_from, text_of
 from ddlsim.strategies import Strategy, contract
 from ddlsim.strategies.split_rules import MESH, changes_text, state_of
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline, Workload, make_workload
@@ -186,7 +186,7 @@ class Placed:
     """An experiment with its cluster and models, the node and the workload with the full model of each worker, the
     effects of its slow-downs and faults at known times, and notes.
 
-    The `experiment` contains the loaded cluster and model and, if the cluster is calibrated, the compute time that was
+    The `experiment` contains the loaded cluster and models and, if the cluster is calibrated, the compute time that was
     measured on it.
     """
 
@@ -221,16 +221,17 @@ def place(experiment: Experiment) -> Placed:
 
     Raises ConfigError with the field and the remedy if the parts are incompatible.
     """
-    loaded = _with_device(load_cluster(experiment.cluster), experiment.device)
+    loaded = _load(experiment.cluster, experiment.device)
     cluster = loaded_from(loaded.sampled(experiment.seed), loaded)
-    model = load_model(experiment.model)
-    time_model = model if experiment.time_model is None else load_model(experiment.time_model)
+    model, timed = load_model(experiment.model), experiment.time_model
+    timed = None if timed is None else load_model(timed)
+    time_model = model if timed is None else timed
     if time_model.n_params == 0:
         raise ConfigError(f"model {time_model.name!r} has no parameters; add a layer to train, such as dense")
     nodes = _nodes(experiment, cluster)
     n_workers, batch_size = len(nodes), experiment.batch(len(nodes))
     # the cluster is not sampled, so that the experiment can be repeated with another seed
-    given = experiment = experiment.with_(cluster=loaded, model=model, batch_size=batch_size)
+    given = experiment = experiment.with_(cluster=loaded, model=model, time_model=timed, batch_size=batch_size)
     experiment, notes = as_measured(experiment, cluster, time_model.name)
     notes += time_model.notes
     contract.of(experiment.strategy).check_sizes(time_model, batch_size, n_workers)
@@ -257,26 +258,27 @@ def place(experiment: Experiment) -> Placed:
     return Placed(experiment, cluster, model, time_model, nodes, workloads, effects, notes)
 
 
-def _with_device(cluster: Cluster, device: DeviceLike | None) -> Cluster:
-    """Return a cluster with NVLinks that are at most as fast as :func:`nvlink_limits` permits.
+def _load(source: ClusterLike, device: DeviceLike | None) -> Cluster:
+    """Load a cluster, with NVLinks that are at most as fast as :func:`nvlink_limits` permits.
 
-    A bundled cluster is loaded again, because its links may have the limits of another device.
+    A bundled cluster is loaded by its name, because the links of a cluster may have the limits of another device.
     """
-    if is_bundled(cluster):
-        cluster = load_cluster(str(text_of(cluster)))
-    limits = nvlink_limits(cluster, device)
+    name = bundled_name(source)
+    cluster = load_cluster(source if name is None else name)
+    limits = nvlink_limits(cluster, name, device)
     if limits is None:
         return cluster
     return loaded_from(cluster.with_links(np.minimum(cluster.link_bandwidth, limits), cluster.link_latency), cluster)
 
 
-def nvlink_limits(cluster: Cluster, device: DeviceLike | None) -> Floats | None:
+def nvlink_limits(cluster: Cluster, name: str | None, device: DeviceLike | None) -> Floats | None:
     """Return the largest bandwidth of each link in bytes/s, (n_links,); None if devices limit none.
 
-    NVLinks of a bundled cluster are at most as fast as those of the devices at their ends, all of which `device`
-    replaces. Links of files and graphs, and those whose bandwidth ``+nvlink_bandwidth=`` sets, have no limit.
+    NVLinks of a bundled cluster, whose `name` is given, are at most as fast as those of the devices at their ends, all
+    of which `device` replaces. Links of files and graphs (`name` is None), and those whose bandwidth
+    ``+nvlink_bandwidth=`` sets, have no limit.
     """
-    if not is_bundled(cluster) or "+nvlink_bandwidth=" in str(text_of(cluster)):
+    if name is None or "+nvlink_bandwidth=" in name:
         return None
     wanted = {name: device or name for name in set(cluster.device_of)}
     most = {name: load_device(each).nvlink_bandwidth for name, each in wanted.items() if each is not None}
@@ -559,7 +561,7 @@ def with_copies(
     if not isinstance(input, Copies) or contract.of(experiment.strategy).n_replicas(len(nodes)) != len(nodes):
         return workloads
     sizes = [w.batch_size * input.sample_nbytes(w.model.input_shape) for w in workloads]
-    memory, nodes = memory_nodes(cluster, list(nodes)), list(nodes)
+    memory, nodes = cluster.memory_nodes[list(nodes)].tolist(), list(nodes)
     machines: dict[int, list[int]] = {}
     for worker, node in enumerate(memory):
         machines.setdefault(node, []).append(worker)
@@ -612,7 +614,7 @@ def check_source(experiment: Experiment, cluster: Cluster, nodes: Sequence[int])
     if input is None or input.storage is None:
         return
     node = storage_node(input.storage, cluster, "input: storage")
-    cluster.check_connected([node, *dict.fromkeys(memory_nodes(cluster, list(nodes)))])
+    cluster.check_connected([node, *dict.fromkeys(cluster.memory_nodes[list(nodes)].tolist())])
 
 
 def storage_node(name: str, cluster: Cluster, where: str) -> int:

@@ -16,7 +16,6 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import ddlsim
-from ddlsim.cluster import load_cluster
 from ddlsim.data.dataset import DataSet
 from ddlsim.errors import ConfigError
 from ddlsim.learning import checkpoint as files
@@ -25,7 +24,7 @@ from ddlsim.learning.learner import Task
 from ddlsim.learning.monitor import Monitor, Progress, Row
 from ddlsim.plain import flattened
 from ddlsim.run.experiment import Experiment
-from ddlsim.workload.model import Model, load_model
+from ddlsim.workload.model import Model
 
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
@@ -59,12 +58,12 @@ class Saved:
 def manifest(experiment: Experiment, task: Task) -> dict[str, object]:
     """Return the values that a saved run and its continuation must share.
 
-    Models and data are compared by their names and contents, independent of their location.
+    Models and data are compared by their names and contents, independent of their location. The models of `experiment`
+    have been loaded.
     """
-    fields = dataclasses.replace(experiment, cluster=load_cluster(experiment.cluster)).manifest()
-    fields["model"] = _digest(load_model(experiment.model))
+    fields = experiment.manifest() | {"model": _digest(experiment.model)}
     if experiment.time_model is not None:
-        fields["time_model"] = _digest(load_model(experiment.time_model))
+        fields["time_model"] = _digest(experiment.time_model)
     training = fields["training"]
     assert isinstance(training, dict)
     training["data"], training["held_out"] = _digest(task.train), _digest(task.held_out)

@@ -18,7 +18,6 @@ import numpy as np
 from ddlsim.arguments import Count, checked, quantity, takes_fields_of
 from ddlsim.cluster import load_cluster
 from ddlsim.cluster.cluster import ClusterLike
-from ddlsim.cluster.machines import memory_nodes
 from ddlsim.compression.choice import compression_of
 from ddlsim.errors import ConfigError, DdlsimError, NoUpdateError
 from ddlsim.learning import DataPlane, Learner
@@ -66,7 +65,7 @@ def _workers(
     if isinstance(experiment.input, Input):
         from ddlsim.runtime.feed import Feed
 
-        memory, shape = memory_nodes(prepared.cluster, prepared.nodes), prepared.time_model.input_shape
+        memory, shape = prepared.cluster.memory_nodes[prepared.nodes].tolist(), prepared.time_model.input_shape
         first = experiment.input.epoch or (0 if experiment.training is None else 1)
         feed = Feed(experiment.input, loop, prepared.cluster, prepared.nodes, memory, shape, first)
     workers = []
@@ -330,7 +329,7 @@ class ActiveRun:
             *notes.late_notes((*experiment.faults, *experiment.slowdowns, *experiment.background), lasts),
             *notes.stalled_notes(self.recorder, seconds),
             *notes.uneven_notes(self.recorder),
-            *notes.learning_notes(experiment, self.reason, self.monitor),
+            *notes.learning_notes(experiment, (prepared.model, prepared.time_model), self.reason, self.monitor),
             *notes.handed_over_notes(context, self.monitor),
             *notes.idle_notes(experiment.strategy, prepared.cluster, prepared.nodes, traffic.nbytes),
             *notes.path_notes(prepared.cluster, self.loop.network.pairs, traffic.nbytes),
@@ -395,10 +394,6 @@ def run(
     On Ctrl-C, the result so far is returned, marked as interrupted. Raises :class:`~ddlsim.errors.ConservationError` if
     the bytes, times or updates of the result do not add up (:mod:`ddlsim.run.conservation`).
     """
-    if shift is not None:
-        events = ("faults", "slowdowns", "background")
-        left = {name: faults.left_of(getattr(experiment, name), shift.since) for name in events}
-        experiment = experiment.with_(**left)
     prepared = prepare(experiment)
 
     def made(horizon: float) -> Result:

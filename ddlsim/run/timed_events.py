@@ -28,7 +28,6 @@ import numpy as np
 
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.cluster import Floats
-from ddlsim.cluster.machines import memory_nodes
 from ddlsim.errors import ConfigError, NoUpdateError
 from ddlsim.reliability.faults import at_known_times, horizon_of, phases, sampled
 from ddlsim.reliability.timeline import STEADY, Pace
@@ -279,7 +278,7 @@ def with_epochs(result: Result, ends: Floats) -> tuple[Floats, int]:
     source = experiment.input
     if not isinstance(source, Input) or source.epoch is None or source.n_samples is None:
         return ends, cycle
-    n_machines = len(set(memory_nodes(result.cluster, result.nodes.tolist())))
+    n_machines = len(set(result.cluster.memory_nodes[result.nodes].tolist()))
     decoded = source.decoded_nbytes(result.workloads[0].model.input_shape)
     n_steps, epoch = source.n_samples / result.samples_per_update, source.epoch
     late = vars(Mix(source, decoded, n_machines, 0))

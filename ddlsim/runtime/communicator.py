@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddlsim.cluster.levels import Levels, levels
+from ddlsim.cluster.groups import Levels, levels
 from ddlsim.collectives import Collective, Schedule
 from ddlsim.errors import ConfigError, DeadlockError
 from ddlsim.network.state import Ints

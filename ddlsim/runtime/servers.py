@@ -17,7 +17,6 @@ import simpy
 
 from ddlsim.arguments import Count, checked, one_of, quantity
 from ddlsim.cluster import Cluster
-from ddlsim.cluster.machines import host_nodes
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.network import lanes as ls
@@ -92,7 +91,7 @@ def server_nodes(cluster: Cluster, workers: list[int], n_servers: int, placement
     machines. Raises ConfigError if the cluster does not have enough machines.
     """
     busy = sorted({int(cluster.host_of[node]) for node in workers})
-    host_node = host_nodes(cluster)
+    host_node = {int(cluster.host_of[node]): int(node) for node in cluster.servers}
     if placement == "colocated":
         places = [host_node[host] for host in busy if host in host_node]
         where = "with workers"

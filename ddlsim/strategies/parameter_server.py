@@ -11,8 +11,7 @@ from typing import Annotated
 import numpy as np
 
 from ddlsim.arguments import Count, checked, one_of
-from ddlsim.cluster.levels import innermost
-from ddlsim.cluster.machines import memory_nodes
+from ddlsim.cluster.groups import innermost
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan, with_parameter_servers
@@ -90,7 +89,7 @@ class ParameterServer(PlacesServers):
         if context.compression is not None:
             self._check_compression()
         parts = backwards(buckets_of(overlap, context.workers[0].workload))
-        memory = memory_nodes(context.cluster, context.nodes)
+        memory = context.cluster.memory_nodes[context.nodes].tolist()
         make = functools.partial(AllReduce(overlap=overlap).program, accumulation=context.workers[0].accumulation)
         program, model = make(context.workloads), CommonModel(context)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddlsim.cluster import Cluster
-from ddlsim.cluster.machines import workers_by_machine
+from ddlsim.cluster.groups import workers_by_machine
 from ddlsim.collectives import KINDS, Schedule, build, reorder
 from ddlsim.collectives.build import default_algorithm
 from ddlsim.collectives.lookup import find

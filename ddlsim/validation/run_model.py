@@ -11,7 +11,7 @@ import numpy as np
 
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.calibrated import current_parameters, with_parameters
-from ddlsim.cluster.machines import workers_by_machine
+from ddlsim.cluster.groups import workers_by_machine
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import strategy_of

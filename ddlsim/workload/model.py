@@ -17,9 +17,9 @@ from types import MappingProxyType
 from typing import Annotated
 
 from ddlsim.arguments import Count, checked
+from ddlsim.bundled import loaded_from, split_options
 from ddlsim.errors import ConfigError
 from ddlsim.readable import count, si, size
-from ddlsim.schema import loaded_from
 from ddlsim.workload.layer_rules import MAX_ELEMENTS, Shape
 from ddlsim.workload.layers import LayerSpec
 
@@ -217,15 +217,20 @@ def load_model(
         return source
     from ddlsim.workload.model_build import find_model_file, is_foreign, read_bundled, read_model
 
-    if is_foreign(source):
+    stem, options = split_options(str(source))
+    if is_foreign(source, stem):
         from ddlsim.imports.models import import_model
 
-        return loaded_from(import_model(source), source)
-    path, options, is_bundled = find_model_file(source)
-    if is_bundled and not layers:
-        return loaded_from(read_bundled(path, options, os.stat(path).st_mtime_ns), source)
-    model = read_model(path, options, layers, allow_code=allow_code)
-    return model if layers or allow_code else loaded_from(model, source)
+        model = import_model(source, stem, options)
+    else:
+        path, chosen, is_bundled = find_model_file(source, stem, options)
+        if is_bundled and not layers:
+            model = read_bundled(path, chosen, os.stat(path).st_mtime_ns)
+        else:
+            model = read_model(path, chosen, layers, allow_code=allow_code)
+            if layers or allow_code:
+                return model
+    return loaded_from(model, source)
 
 
 def model_names() -> list[str]:

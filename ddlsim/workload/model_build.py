@@ -31,7 +31,7 @@ from types import MappingProxyType
 from typing import NamedTuple, cast
 
 from ddlsim.arguments import checked
-from ddlsim.bundled import bundled_files, split_options
+from ddlsim.bundled import bundled_files
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.named_code import imported, names_code
 from ddlsim.plain import parse_value, read_toml
@@ -415,22 +415,20 @@ FOREIGN_SUFFIXES = (".json", ".sh", ".txt", ".log", ".args", ".yaml", ".yml", ".
 CONTENT = re.compile(r"^\s*\{|\n|(?:^|\s)--[a-z]|^Namespace\(")
 
 
-def is_foreign(source: str | Path) -> bool:
-    """Return whether a source of a model is a file or a text of another tool."""
+def is_foreign(source: str | Path, stem: str) -> bool:
+    """Return whether a source of a model, with the path or name `stem`, is a file or a text of another tool."""
     if isinstance(source, str) and CONTENT.search(source):
         return True
-    stem, _ = split_options(str(source))
     is_path = isinstance(source, Path) or "/" in stem
     return stem.endswith(FOREIGN_SUFFIXES) or (is_path and os.path.isfile(os.path.join(stem, "config.json")))
 
 
-def find_model_file(source: str | Path) -> tuple[Path, tuple[str, ...], bool]:
-    """Return the path and the options of ``name``, ``path``, ``name+option`` or ``path+option``, and whether it is the
-    name of a bundled file.
+def find_model_file(source: str | Path, stem: str, options: Sequence[str]) -> tuple[Path, tuple[str, ...], bool]:
+    """Return the path and the options of a source, which consists of `stem` and `options`, and whether it is the name
+    of a bundled file.
 
     A name of the form ``family-size`` is the file ``family`` with the option ``size``.
     """
-    stem, options = split_options(str(source))
     suffix = Path(stem).suffix
     other = suffix[1:2].isalpha() and suffix != ".toml"  # ".3b" is part of a size
     if not other and (isinstance(source, Path) or suffix == ".toml" or "/" in stem):

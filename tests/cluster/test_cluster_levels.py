@@ -36,7 +36,7 @@ from ddlsim.cluster import (
     star,
     torus,
 )  # fmt: skip
-from ddlsim.cluster.levels import innermost, levels
+from ddlsim.cluster.groups import innermost, levels
 from ddlsim.collectives import all_reduce, build, check, cost, reorder
 from ddlsim.collectives.build import default_algorithm
 from ddlsim.imports.astra import read_astra

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import ddlsim
 from ddlsim.cluster import Host, load_cluster, torus
-from ddlsim.cluster.levels import axes
+from ddlsim.cluster.groups import axes
 from ddlsim.collectives import all_gather, all_reduce, build, check, reduce_scatter
 from ddlsim.collectives.build import default_algorithm
 

@@ -1,9 +1,9 @@
-"""Levels of a network: groups of nearby workers, groups of these groups, and so on.
+"""Groups of workers: those of a machine or a rack, and the levels of a network.
 
-If a topology has a `grid`, each dimension is a level, the fastest one innermost. Otherwise levels are computed from the
-links. Machines are the first level. Then every group joins the groups at the other end of its fastest links (among
-equal ones, those with the lowest latency), directly or through switches, until all workers are one group. In this way,
-machines form racks, and racks form pods.
+Levels are groups of nearby workers, groups of these groups, and so on. If a topology has a `grid`, each dimension is a
+level, the fastest one innermost. Otherwise levels are computed from the links. Machines are the first level. Then every
+group joins the groups at the other end of its fastest links (among equal ones, those with the lowest latency), directly
+or through switches, until all workers are one group. In this way, machines form racks, and racks form pods.
 """
 
 from __future__ import annotations
@@ -16,7 +16,72 @@ from typing import NamedTuple
 import numpy as np
 
 from ddlsim.cluster.cluster import Cluster, Ints
-from ddlsim.cluster.rings import groups_of, members
+from ddlsim.errors import ConfigError
+
+
+def groups_of(labels: Ints) -> tuple[Ints, ...]:
+    """Return the indices of each label, ordered by first occurrence."""
+    _, first, which = np.unique(labels, return_index=True, return_inverse=True)
+    parts = np.split(np.argsort(which, kind="stable"), np.cumsum(np.bincount(which))[:-1])
+    return tuple(parts[i] for i in np.argsort(first).tolist())
+
+
+def members(cluster: Cluster, at: Ints) -> list[Ints]:
+    """Return the indices in ``at`` of each machine's nodes; machines are ordered by their first node."""
+    host = cluster.host_of[at]
+    return list(groups_of(np.where(host >= 0, host, len(cluster.host_names) + np.arange(len(at)))))
+
+
+def workers_by_machine(cluster: Cluster) -> list[list[int]]:
+    """Return the workers' nodes on each machine; machines are ordered by their first worker."""
+    return [cluster.workers[group].tolist() for group in groups_of(cluster.host_of[cluster.workers])]
+
+
+def machines_of(cluster: Cluster, nodes: Sequence[int]) -> list[int]:
+    """Return the machine of each worker, numbered from 0 in order of appearance."""
+    number: dict[int, int] = {}
+    return [number.setdefault(memory, len(number)) for memory in cluster.memory_nodes[list(nodes)].tolist()]
+
+
+def rack_of_hosts(cluster: Cluster, machines_per_rack: int | None = None) -> dict[int, int]:
+    """Return the rack of each machine that is in one, by machine number.
+
+    A rack is the switch at the machine's first link (with several rails, the first one) or, with `machines_per_rack`, a
+    group of consecutive machines.
+    """
+    if machines_per_rack is not None:
+        hosts = np.setdiff1d(np.arange(len(cluster.host_names)), cluster.host_of[cluster.storages]).tolist()
+        return {host: place // machines_per_rack for place, host in enumerate(hosts)}
+    up = np.flatnonzero((cluster.host_of[cluster.link_src] >= 0) & cluster.is_fabric_switch[cluster.link_dst])
+    first: dict[int, int] = {}
+    for host, switch in zip(cluster.host_of[cluster.link_src[up]].tolist(), cluster.link_dst[up].tolist(), strict=True):
+        first.setdefault(host, switch)
+    return first
+
+
+def ranks_of_parts(
+    cluster: Cluster, nodes: Sequence[int], per: str, machines_per_rack: int | None = None
+) -> list[list[int]]:
+    """Return the workers on each "device", "host" or "rack" of a run; worker i is at ``nodes[i]``.
+
+    Raises ConfigError for machines whose rack is unknown.
+    """
+    part = list(range(len(nodes))) if per == "device" else machines_of(cluster, nodes)
+    if per == "rack":
+        rack_of = rack_of_hosts(cluster, machines_per_rack)
+        hosts = cluster.host_of[list(nodes)].tolist()
+        for host in hosts:
+            if host not in rack_of:
+                raise ConfigError(
+                    f"failures: per = 'rack': racks cannot be inferred, because machine {cluster.host_names[host]!r} "
+                    f"of cluster {cluster.name!r} is not connected to a switch; set the rack size, for example "
+                    "machines_per_rack = 16"
+                )
+        part = [rack_of[host] for host in hosts]
+    return [group.tolist() for group in groups_of(np.array(part))]
+
+
+# ---------------------------------------------------------------- levels
 
 
 class Levels(NamedTuple):
