@@ -43,12 +43,11 @@ def experts(
         raise ConfigError(
             f"plan: model {model.name!r} has no mixture_of_experts layer; use data parallelism, such as AllReduce()"
         )
+    fit = [w for w in range(1, n + 1) if n % w == 0 and all(count % w == 0 for count, _ in sent.values())]
     if degree < 1 or n % degree:
-        fit = [w for w in range(1, n + 1) if n % w == 0]
         raise ConfigError(f"plan: degree = {degree}: must divide the number of ranks, {n}; use one of {listed(fit)}")
     for index, (count, _) in sent.items():
         if count % degree:
-            fit = [w for w in range(1, n + 1) if n % w == 0 and count % w == 0]
             raise ConfigError(
                 f"plan: degree = {degree}: must divide the number of experts of {model.layers[index].name}, "
                 f"{count}; with {n} ranks, use one of {listed(fit)}"
