@@ -150,6 +150,8 @@ def recommend(
     plan = ddlsim.recommend(**asked, jobs=jobs)
     typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))
     write_file(csv, lambda path: save_csv(plan.table, path))
+    if plan.interrupted:
+        raise typer.Exit(130)
 
 
 def _question(clusters: list[str], allow_code: bool) -> dict[str, Any]:

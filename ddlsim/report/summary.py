@@ -11,6 +11,7 @@ import numpy as np
 
 from ddlsim.readable import count, duration, percent, rate, seconds, si, size, spread
 from ddlsim.run.costs import energy_assumptions
+from ddlsim.run.failure_timeline import has_failure_timeline
 from ddlsim.run.metrics import METRICS
 from ddlsim.strategies import contract
 from ddlsim.text_tables import aligned, labelled
@@ -179,6 +180,8 @@ def _staleness(result: Result) -> Iterator[Line]:
 def _failures(result: Result) -> Iterator[Line]:
     """Yield the effects of failures and checkpoints on the run."""
     if not result.has_failure_timeline:
+        if has_failure_timeline(result.experiment):
+            yield "goodput", "not computed, because the run was interrupted"
         return
     timeline = result.failure_timeline
     text = f"{rate(result.goodput)} over {duration(timeline.end)} with {count(len(timeline.events), 'failure')}"
