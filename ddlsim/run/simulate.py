@@ -195,13 +195,6 @@ class ActiveRun:
                 f"overlap_slowdown has no effect with {experiment.strategy.label}, whose workers are "
                 "processes that compute at full speed while they communicate"
             )
-        slower = self.given.overlap_slowdown
-        if isinstance(slower, OverlapSlowdown) and slower != NO_SLOWDOWN and context.slows:
-            counts = np.bincount(self.prepared.cluster.host_of[self.prepared.nodes])
-            if slower.between == 1.0 and counts.max() == 1:
-                context.notes.append("overlap_slowdown has no effect: every machine has one worker; set between")
-            if slower.inside == 1.0 and counts.max() == counts.sum():
-                context.notes.append("overlap_slowdown has no effect: all workers are on one machine; set inside")
         workload = context.workers[0].workload
         if (workload.host_time or workload.stack.call_time) and not context.has_fixed_costs:
             counted = {id(each): dataclasses.replace(each, host_time=0.0) for each in self.prepared.workloads}
@@ -325,6 +318,7 @@ class ActiveRun:
             *notes.window_notes(experiment),
             *timeline_notes(experiment, free=self.recorder.down is not None),
             *notes.link_notes(prepared.cluster),
+            *notes.overlap_notes(self.given.overlap_slowdown, context, prepared.cluster),
             *dict.fromkeys(context.notes),  # parts of a communicator repeat notes
             *notes.feed_notes(experiment, self.recorder, seconds),
             *faults.sampled_notes(experiment.faults, happened, seconds),
