@@ -211,6 +211,7 @@ def show_topology(
 
     Example: ddlsim show topology dgx1-v100 --plot dgx1.png
     """
+    check_picture(plot)
     cluster = ddlsim.load_cluster(name)
     if as_json:
         from networkx import node_link_data

@@ -37,7 +37,7 @@ from ddlsim.cli.options import (
     opt,
     passed,
 )
-from ddlsim.cli.output import check_folder, check_picture, write_file
+from ddlsim.cli.output import check_distinct, check_folder, check_picture, write_file, write_files
 from ddlsim.errors import ConfigError
 from ddlsim.plain import read_toml, whole_numbers
 from ddlsim.printable import shown
@@ -113,6 +113,8 @@ def run(
         raise ConfigError("--trace-whole has no effect without --trace; add --trace trace.json.gz")
     for path in (timeline, plot_cluster, plot_learning):
         check_picture(path)
+    pictures = {"timeline": timeline, "plot_cluster": plot_cluster, "plot_learning": plot_learning}
+    check_distinct(write=write_to, save=save, trace=trace, **pictures)
     write_file(write_to, experiment.save)  # before the run, so that settings that cannot be saved are reported at once
     if resume is None:
         result = ddlsim.simulate(experiment, stability=stability, checkpoint=save)
@@ -131,8 +133,7 @@ def run(
         typer.echo(f"saved {save}; continue with --resume {save}", err=True)
     if result.interrupted:  # figures would simulate the whole run again
         raise typer.Exit(130)
-    for path, write in outputs:
-        write_file(path, write)
+    write_files(*outputs)
 
 
 def _run_jobs(
