@@ -759,6 +759,7 @@ class Result(SuggestsAttributes):
             "goodput": self.goodput if self.has_failure_timeline else None,
             "cost": self.known("cost"),
             "energy": self.known("energy"),
+            "cost_assumptions": costs.cost_assumptions(self),
             "energy_assumptions": costs.energy_assumptions(self),
             "stop_reason": self.stop_reason,
             # missing values (a loss before the first gradient) are None, not NaN
