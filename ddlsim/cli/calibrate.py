@@ -12,7 +12,7 @@ import typer
 from ddlsim.cli import completion
 from ddlsim.cli.application import app
 from ddlsim.cli.options import AllowCode, Json, Model, arg, opt
-from ddlsim.cli.output import check_folder, check_page, check_picture, write_file
+from ddlsim.cli.output import check_distinct, check_folder, check_page, check_picture, write_file, write_files
 from ddlsim.errors import ConfigError, shown
 from ddlsim.named_code import imported
 from ddlsim.output_files import json_rows, save_csv
@@ -51,6 +51,7 @@ def validate(
     check_folder(table)
     check_page(html)
     check_picture(plot)
+    check_distinct(runs, cluster, table=table, html=html, plot=plot)
     limit = None if tolerance is None else _share(tolerance)
     from ddlsim.validation import read_runs
     from ddlsim.validation import validate as compare
@@ -68,9 +69,11 @@ def validate(
         typer.echo(json.dumps({"rows": json_rows(found.table), **about}, indent=2))
     else:
         typer.echo(str(found))
-    write_file(plot, found.plot)
-    write_file(html, lambda path: found.save_html(path, f"{runs.name} on {cluster}"))
-    write_file(table, lambda path: save_csv(found.table, path))
+    write_files(
+        (plot, found.plot),
+        (html, lambda path: found.save_html(path, f"{runs.name} on {cluster}")),
+        (table, lambda path: save_csv(found.table, path)),
+    )
     if limit is not None and not found.within(limit):
         typer.echo(f"mean absolute error {percent(found.error)} exceeds the tolerance of {percent(limit)}", err=True)
         raise typer.Exit(1)
@@ -136,6 +139,7 @@ def calibrate(
         raise ConfigError(
             f"--out {out}: calibrated clusters and stacks are TOML files; choose a name that ends in .toml"
         )
+    check_distinct(*measurements, *([] if cluster is None else [cluster]), out=out)
     of_links: dict[str, object] = {"algorithm": algorithm, "backend": backend, "hosts": hosts, "ranks": ranks}
     of_links |= {"operation": operation, "software": software, "reader": reader}
     of_stacks = {"strategy": strategy, "batch": batch, "allow-code": allow_code or None}

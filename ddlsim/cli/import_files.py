@@ -16,7 +16,7 @@ import ddlsim
 from ddlsim.cli import completion
 from ddlsim.cli.application import app
 from ddlsim.cli.options import arg, opt, passed
-from ddlsim.cli.output import check_folder, write_file
+from ddlsim.cli.output import check_distinct, check_folder, write_file
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.plain import parse_value
 from ddlsim.printable import shown
@@ -64,6 +64,7 @@ def import_file(
     Example: ddlsim import topo.xml --device a100-40g --out my-cluster.toml
     """
     check_folder(out)
+    check_distinct(file, out=out)
     from ddlsim.cluster import Cluster
     from ddlsim.imports import HorovodTimeline, KinetoTrace, MlperfRun, Timing, detect_kind, read_any
     from ddlsim.imports.detect import KINDS, MACHINES, argument_of

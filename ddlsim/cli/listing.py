@@ -139,7 +139,8 @@ def _rates(device: ddlsim.Device) -> list[str]:
     """Return lines with a device's memory, its peak rates and the fractions that products and fused attention reach."""
     from ddlsim.readable import size
 
-    memory = f"{size(device.memory_nbytes)}, {size(device.memory_bandwidth)}/s, {device.power_w:.0f} W"
+    power = f"{device.power_w:.0f} W" if device.power_w else "power unknown"
+    memory = f"{size(device.memory_nbytes)}, {size(device.memory_bandwidth)}/s, {power}"
     kernels = device.kernels
     peaks = []
     for kind, flops in device.peak_flops.items():
@@ -211,6 +212,7 @@ def show_topology(
 
     Example: ddlsim show topology dgx1-v100 --plot dgx1.png
     """
+    check_picture(plot)
     cluster = ddlsim.load_cluster(name)
     if as_json:
         from networkx import node_link_data

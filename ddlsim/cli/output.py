@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import typer
 
+from ddlsim.cli.options import passed
 from ddlsim.errors import ConfigError, listed
 from ddlsim.extras import check_installed
 from ddlsim.output_files import check_place
@@ -22,6 +24,19 @@ def check_folder(path: Path | None) -> None:
     """Check that output can be written before a long simulation."""
     if path is not None:
         check_place(path)
+
+
+def check_distinct(*inputs: object, **outputs: Path | None) -> None:
+    """Check that no output would overwrite another one or an input; keywords are the names of the options."""
+    known = {os.path.realpath(str(path)): f"the input {path}" for path in inputs}
+    for name, path in passed(**outputs).items():
+        option = f"--{name.replace('_', '-')}"
+        if os.path.exists(path) and not os.path.isfile(path):  # a terminal or a pipe
+            continue
+        place = os.path.realpath(path)
+        if place in known:
+            raise ConfigError(f"{option} {path}: would overwrite {known[place]}; choose another path")
+        known[place] = f"the output of {option}"
 
 
 def check_page(path: Path | None) -> None:
@@ -57,6 +72,18 @@ def write_file(path: Path | None, write: Callable[[Path], object]) -> None:
         raise ConfigError(f"{path}: cannot be written: {error}") from None
     files = result if isinstance(result, list) and all(isinstance(each, Path) for each in result) else [path]
     typer.echo(shown(f"wrote {listed(files)}"), err=True)
+
+
+def write_files(*outputs: tuple[Path | None, Callable[[Path], object]]) -> None:
+    """Write each file as :func:`write_file` does, also after one that cannot be written; then raise its error."""
+    errors: list[ConfigError] = []
+    for path, write in outputs:
+        try:
+            write_file(path, write)
+        except ConfigError as error:
+            errors.append(error)
+    if errors:
+        raise ConfigError("; ".join(map(str, errors)))
 
 
 def print_table(rows: Sequence[dict[str, object]], as_json: bool) -> None:

@@ -13,7 +13,7 @@ import ddlsim
 from ddlsim.cli import completion
 from ddlsim.cli.application import app
 from ddlsim.cli.options import AllowCode, Device, Flash, Json, Optimizer, Precision, Stack, arg, opt, passed
-from ddlsim.cli.output import check_folder, write_file
+from ddlsim.cli.output import check_distinct, check_folder, write_file
 from ddlsim.errors import ConfigError
 from ddlsim.output_files import save_csv
 from ddlsim.plain import whole_numbers
@@ -131,6 +131,7 @@ def recommend(
     To split a model: ddlsim recommend selene -m gpt3-175b -n 512 -b 1536 --precision fp16 --split
     """
     check_folder(csv)
+    check_distinct(*clusters, csv=csv)
     counted = {"tensor": tensor, "pipeline": pipeline, "data": data, "micro_batch": micro_batch}
     counted |= {"interleave": interleave, "shard": shard}
     sizes: dict[str, Any] = {name: _counts(f"--{name.replace('_', '-')}", text) for name, text in counted.items()}
@@ -150,6 +151,8 @@ def recommend(
     plan = ddlsim.recommend(**asked, jobs=jobs)
     typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))
     write_file(csv, lambda path: save_csv(plan.table, path))
+    if plan.interrupted:
+        raise typer.Exit(130)
 
 
 def _question(clusters: list[str], allow_code: bool) -> dict[str, Any]:

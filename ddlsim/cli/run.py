@@ -37,7 +37,7 @@ from ddlsim.cli.options import (
     opt,
     passed,
 )
-from ddlsim.cli.output import check_folder, check_picture, write_file
+from ddlsim.cli.output import check_distinct, check_folder, check_picture, write_file, write_files
 from ddlsim.errors import ConfigError
 from ddlsim.plain import read_toml, whole_numbers
 from ddlsim.printable import shown
@@ -113,6 +113,8 @@ def run(
         raise ConfigError("--trace-whole has no effect without --trace; add --trace trace.json.gz")
     for path in (timeline, plot_cluster, plot_learning):
         check_picture(path)
+    pictures = {"timeline": timeline, "plot_cluster": plot_cluster, "plot_learning": plot_learning}
+    check_distinct(write=write_to, save=save, trace=trace, **pictures)
     write_file(write_to, experiment.save)  # before the run, so that settings that cannot be saved are reported at once
     if resume is None:
         result = ddlsim.simulate(experiment, stability=stability, checkpoint=save)
@@ -131,8 +133,7 @@ def run(
         typer.echo(f"saved {save}; continue with --resume {save}", err=True)
     if result.interrupted:  # figures would simulate the whole run again
         raise typer.Exit(130)
-    for path, write in outputs:
-        write_file(path, write)
+    write_files(*outputs)
 
 
 def _run_jobs(
@@ -147,7 +148,10 @@ def _run_jobs(
     check_picture(timeline)
     jobs = ddlsim.load_jobs(file, allow_code=allow_code).simulate(timeline=timeline is not None)
     if bottleneck and not jobs.interrupted:
-        _ = jobs.slowdowns
+        try:
+            _ = jobs.slowdowns
+        except KeyboardInterrupt:
+            jobs = dataclasses.replace(jobs, interrupted=True)
     typer.echo(jobs.to_json() if as_json else str(jobs))
     write_file(timeline, jobs.plot_timeline)
     if jobs.interrupted:
@@ -206,7 +210,9 @@ def scaling(
 
     Example: ddlsim scaling cloud-25g-16x8-v100 --model resnet50 --workers 1,8,16,32,64,128 --plot scaling.png
     """
+    from ddlsim.report.progress import counted
     from ddlsim.report.summary import scaling_rows, scaling_table
+    from ddlsim.run.simulate import until_interrupt
 
     numbers = whole_numbers(workers, "--workers")
     check_picture(plot)
@@ -214,29 +220,15 @@ def scaling(
     chosen = passed(strategy=made, model=model, batch_size=batch_size, steps=steps, precision=precision)
     chosen |= passed(device=device, optimizer=optimizer, stack=stack, flash=flash, seed=seed)
     experiment = _experiment(cluster_or_file, allow_code, chosen)
-    results, interrupted = _simulate_counts(experiment, numbers)
+    counts = counted(numbers, len(numbers), "simulating")
+    results, interrupted = until_interrupt(ddlsim.scaling(experiment, [n])[0] for n in counts)
     typer.echo(json.dumps(scaling_rows(results), indent=2) if as_json else scaling_table(results))
-    if plot is not None and results:
+    if plot is not None:
         from ddlsim.report.plots import scaling as draw
 
         write_file(plot, lambda path: draw(results, path))
     if interrupted:
         raise typer.Exit(130)
-
-
-def _simulate_counts(experiment: Experiment, counts: list[int]) -> tuple[list[Result], bool]:
-    """Simulate one count after the other with a progress bar; after an interrupt, return the results so far."""
-    from ddlsim.report.progress import counted
-
-    results: list[Result] = []
-    try:
-        for n in counted(counts, len(counts), "simulating"):
-            results += ddlsim.scaling(experiment, [n])
-            if results[-1].interrupted:
-                return results[:-1], True
-    except KeyboardInterrupt:
-        return results, True
-    return results, False
 
 
 def _experiment(file: str, allow_code: bool, options: dict[str, object]) -> Experiment:

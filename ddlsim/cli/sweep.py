@@ -12,7 +12,7 @@ import typer
 
 from ddlsim.cli.application import app
 from ddlsim.cli.options import AllowCode, Json, arg, opt
-from ddlsim.cli.output import check_folder, check_page, check_picture, write_file
+from ddlsim.cli.output import check_distinct, check_folder, check_page, check_picture, write_file
 from ddlsim.errors import ConfigError
 from ddlsim.extras import needs
 from ddlsim.output_files import json_rows
@@ -97,6 +97,7 @@ def sweep(
     for path in (out, table):
         check_folder(path)
     check_picture(plot)
+    check_distinct(study, out=out, table=table, plot=plot)
     if table is not None and table.suffix not in _FORMATS:
         raise ConfigError(f"--table {table}: cannot write {table.suffix!r} files; use {', '.join(_FORMATS)}")
     if add and out is None:

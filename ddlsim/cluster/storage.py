@@ -157,9 +157,11 @@ class Endpoints:
 
     def __post_init__(self) -> None:
         if self.cores >= self.total_cores:
+            if self.total_cores == 1:
+                raise ConfigError("Endpoints: total_cores = 1: leaves no core for computation; use at least 2")
             raise ConfigError(
                 f"Endpoints: cores = {self.cores}: must leave some of the {self.total_cores} cores for computation; "
-                f"use at most {max(self.total_cores - 1, 0)}"
+                f"use at most {self.total_cores - 1}"
             )
 
     @checked

@@ -211,8 +211,9 @@ class PciTree:
                 peer = "nvswitch" if other is None else other[0]
                 if link.get("tclass", "") == "0x068001":
                     peer = machine.cpus[0]
-                if peer == name:
-                    raise link.error("connects a GPU to itself; dump the topology again, or remove the link")
+                if peer == name:  # NCCL adds them as well, but no path leads over them (topo.cc, paths.cc)
+                    self.notes.append(f"<{link.tag}> of {name} leads to {name} itself and is unused, as in NCCL")
+                    continue
                 if RATE in link.attributes:
                     one = float(link[RATE])
                 else:

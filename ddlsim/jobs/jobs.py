@@ -20,7 +20,7 @@ from ddlsim.readable import count, seconds, si
 from ddlsim.reliability import Background
 from ddlsim.run.job import Job, machine_names
 from ddlsim.run.result import Result, link_names
-from ddlsim.run.simulate import run
+from ddlsim.run.simulate import complete
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -104,7 +104,7 @@ class Jobs(SuggestsAttributes):
     @cached_property
     def alone(self) -> dict[str, Result]:
         """Baselines: the result of each job if it runs alone on the same devices. They are simulated on first use."""
-        return {ran.name: run(ran.result.experiment) for ran in self.runs}
+        return {ran.name: complete(ran.result.experiment) for ran in self.runs}
 
     @cached_property
     def slowdowns(self) -> dict[str, float]:

@@ -21,7 +21,7 @@ from ddlsim.reliability import Background
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.job import Job, machine_names, placed
 from ddlsim.run.result import Result
-from ddlsim.run.simulate import run
+from ddlsim.run.simulate import complete
 from ddlsim.streams import stream
 from ddlsim.ties import tie
 from ddlsim.units import si
@@ -59,16 +59,18 @@ class Placement:
 class Placements:
     """The results of :func:`ddlsim.place`.
 
-    cluster  cluster on which the jobs were placed
-    given    jobs and background traffic, as passed by the caller
-    tried    all simulated placements, in order
-    best     the placement with the smallest mean slowdown
+    cluster      cluster on which the jobs were placed
+    given        jobs and background traffic, as passed by the caller
+    tried        all simulated placements, in order
+    best         the placement with the smallest mean slowdown
+    interrupted  whether Ctrl-C ended the search early
     """
 
     cluster: Cluster
     given: tuple[Job | Background, ...]
     tried: tuple[Placement, ...]
     best: Placement
+    interrupted: bool = False
 
     @property
     def jobs(self) -> list[Job | Background]:
@@ -116,7 +118,8 @@ class Placements:
 
     @property
     def _title(self) -> str:
-        return f"{len(self.tried)} placements tried on {self.cluster.name}; best: {self.best.how}"
+        until = ", interrupted" * self.interrupted
+        return f"{len(self.tried)} placements tried on {self.cluster.name}{until}; best: {self.best.how}"
 
     def __str__(self) -> str:
         from ddlsim.text_tables import aligned
@@ -154,8 +157,8 @@ def place(
     seed     seed of the random placements
 
     The slowdown of a job is its step time (for training jobs, the duration of the run) while all jobs run, divided by
-    its step time on neighbouring devices of an otherwise empty cluster. Raises ConfigError if the jobs do not fit on
-    the cluster together.
+    its step time on neighbouring devices of an otherwise empty cluster. On Ctrl-C, the best of the placements tried so
+    far is returned. Raises ConfigError if the jobs do not fit on the cluster together.
     """
     own = [each for each in jobs if isinstance(each, Job)]
     if not own:
@@ -167,10 +170,16 @@ def place(
         for number, each in enumerate(own, 1)
     ]
     search = _Search(loaded, own, [each for each in jobs if isinstance(each, Background)], seed)
-    search.places(tries)
-    if shift:
-        search.shifts()
-    return Placements(loaded, (*own, *search.traffic), tuple(search.tried), search.best)
+    interrupted = False
+    try:
+        search.places(tries)
+        if shift:
+            search.shifts()
+    except KeyboardInterrupt:
+        if not search.tried:
+            raise
+        interrupted = True
+    return Placements(loaded, (*own, *search.traffic), tuple(search.tried), search.best, interrupted)
 
 
 def _moved(jobs: Sequence[Job], places: Places, starts: Sequence[float]) -> list[Job]:
@@ -190,7 +199,7 @@ class _Search:
         self.starts = tuple(si(job.start, "time") for job in jobs)
         self.fixed = [job.listed for job in jobs]
         self.free = set(range(len(cluster.workers))).difference(*self.fixed)
-        self.alone = [self._time(run(self._alone(job))) for job in jobs]
+        self.alone = [self._time(complete(self._alone(job))) for job in jobs]
 
     @property
     def best(self) -> Placement:
@@ -230,6 +239,8 @@ class _Search:
             return
         self._known.add((places, starts))
         jobs: Jobs = simulate_jobs([*_moved(self.jobs, places, starts), *self.traffic], self.cluster)
+        if jobs.interrupted:
+            raise KeyboardInterrupt
         times = [
             jobs.concurrent_step_time(ran.name) if ran.result.experiment.training is None else ran.result.end_time
             for ran in jobs.runs

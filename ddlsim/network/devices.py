@@ -20,8 +20,9 @@ N_STALE = 19  # place in `counts`: outdated events of the calendar, which have b
 STANDSTILL = 1e100
 #: from the `until` of the previous row to its own (s), work takes `factor` times as long; the last row never ends
 SLOW = record(until="f", factor="f")
-#: row: the current task, -1 if none; work: its remaining seconds at time `since` (s)
-DEVICE = record(work="f", since="f", row="n")
+#: row: the current task, -1 if none; work: its remaining seconds at time `since` (s); slowed: number of periods in
+#: which communication has slowed work
+DEVICE = record(work="f", since="f", row="n", slowed="n")
 #: factor: of work beside communication of one kind; active: number of those in progress. Device d has the rows d *
 #: n_kinds to (d + 1) * n_kinds - 1
 CONTENTION = record(factor="f", active="n")
@@ -80,13 +81,23 @@ def _pace(devices, contention, device):  # type: ignore[no-untyped-def]
 
 
 @inlined
+def _slows(devices, device, pace):  # type: ignore[no-untyped-def]
+    """Whether a pace delays the end of a device's current task, whose work can be too little to change the clock."""
+    begin, work = devices[device].since, devices[device].work
+    return begin + work * pace > begin + work
+
+
+@inlined
 def schedule(  # type: ignore[no-untyped-def]
     counts, calendar, tasks, slow, devices, contention, device, now, what, n_events
 ):
     """Schedule the end of a device's current task at its present speed, as the calendar item `what` + `n_events` *
     row."""
     row = devices[device].row
-    seconds = devices[device].work * _pace(devices, contention, device)
+    pace = _pace(devices, contention, device)
+    seconds = devices[device].work * pace
+    if _slows(devices, device, pace):
+        devices[device].slowed += 1
     if tasks[row].slow >= 0:
         seconds = slowed(slow, tasks[row].slow, now, seconds)
     tasks[row].ticket = counts[SEQUENCE]
@@ -103,6 +114,8 @@ def change(  # type: ignore[no-untyped-def]
     row = devices[device].row
     if row >= 0 and _pace(devices, contention, device) != before:
         now = max(now, devices[device].since)
+        if now <= devices[device].since and _slows(devices, device, before):  # but no time has passed
+            devices[device].slowed -= 1
         done = _worked(slow, tasks[row].slow, devices[device].since, now) / before
         devices[device].work = max(devices[device].work - done, 0.0)
         devices[device].since = now

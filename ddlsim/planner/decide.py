@@ -38,7 +38,7 @@ from ddlsim.plain import read_toml
 from ddlsim.planner.advice import advice
 from ddlsim.planner.bounds import price_rate
 from ddlsim.planner.candidates import BATCH_SIZES, COMPRESSIONS, Candidate, candidates
-from ddlsim.planner.crossovers import crossovers
+from ddlsim.planner.crossovers import Crossover, crossovers
 from ddlsim.planner.evaluate import Evaluator
 from ddlsim.planner.learned import Lesson, learning_group, lesson, trained
 from ddlsim.planner.ranges import device_of, disputed, may_win, ranges
@@ -53,7 +53,7 @@ from ddlsim.run.files import SCHEMA
 from ddlsim.run.prepare import prepare
 from ddlsim.run.result import Result
 from ddlsim.run.sensitivity import sensitivities
-from ddlsim.run.simulate import run
+from ddlsim.run.simulate import complete
 from ddlsim.schema import Source
 from ddlsim.spread import Spread
 from ddlsim.strategies import Splits, Strategy, contract
@@ -73,7 +73,7 @@ def reliability(candidate: Candidate) -> list[str]:
     experiment = candidate.experiment
     if not has_failure_timeline(experiment):
         return []
-    result = run(experiment)
+    result = complete(experiment)
     lost = 1.0 - _effective(result)
     share = f"failures and checkpoints take {percent(lost)} of the time of the best configuration"
     return [f"throughputs are goodputs: {share}", *_interval(experiment), *_spares(experiment, result)]
@@ -106,7 +106,7 @@ def _spares(experiment: Experiment, result: Result) -> list[str]:
     paid = {}
     for spares in sorted({*SPARES, failures.spares}):
         with_spares = dataclasses.replace(failures, spares=spares)
-        effective = _effective(run(experiment.with_(failures=with_spares)))
+        effective = _effective(complete(experiment.with_(failures=with_spares)))
         paid[spares] = effective * machines / (machines + spares)
     best = max(paid, key=lambda spares: paid[spares])
     if best == failures.spares or math.isclose(paid[best], paid[failures.spares], rel_tol=1e-3):
@@ -264,7 +264,8 @@ def recommend(
 
     Configurations that cannot be among the best, according to a bound on their throughput, are not simulated.
     Throughputs are measured over a few simulated steps. Without a target accuracy, all samples count equally,
-    regardless of batch size and strategy. Raises ConfigError for incompatible arguments, and if no configuration can be
+    regardless of batch size and strategy. On Ctrl-C, the best of the configurations simulated so far are returned, with
+    ``interrupted`` set. Raises ConfigError for incompatible arguments, and if no configuration can be
     simulated.
     """
     loaded = _clusters(clusters)
@@ -278,19 +279,25 @@ def recommend(
         if what is not None:
             search = dataclasses.replace(search, group=learning_group)
         found = search.run(options)
+        rivals: tuple[str, ...] | None = None
         choices, more = _choices(found, what, search, n_best)
         best = choices[0].candidate
         counts = [option.workers for option in options if option.cluster is best.cluster]
-        choices, rivals = _with_ranges(choices, found, search) if what is None else (choices, None)
-        crossings, remarks = crossovers(found, best, counts, evaluator)
-        rules = advice(best, target.efficiency or EFFICIENCY, evaluator)
-    gains = tuple(sensitivities(best.experiment)) if best.workers > 1 and not best.sizes else ()
-    notes += reliability(best)
+        if what is None:
+            choices, rivals = evaluator.attempt(lambda: _with_ranges(choices, found, search), (choices, None))
+        crossings: Sequence[Crossover]
+        remarks: Sequence[str]
+        crossings, remarks = evaluator.attempt(lambda: crossovers(found, best, counts, evaluator), ([], []))
+        rules = evaluator.attempt(lambda: advice(best, target.efficiency or EFFICIENCY, evaluator), ())
+    varied = best.workers > 1 and not best.sizes
+    gains = evaluator.attempt(lambda: tuple(sensitivities(best.experiment)) if varied else (), ())
+    notes += evaluator.attempt(lambda: reliability(best), [])
     notes += [*more, *remarks, *_notes(choices, options, invalid, what), *prepare(best.experiment).left_out]
     notes += _software(choices)
     return Recommendation(
-        target, tuple(choices), tuple(found), tuple(crossings), gains, rules, tuple(notes), priced, rivals
-    )
+        target, tuple(choices), tuple(found), tuple(crossings), gains, rules, tuple(notes), priced, rivals,
+        evaluator.interrupted,
+    )  # fmt: skip
 
 
 def _with_ranges(
@@ -412,6 +419,8 @@ def _priced(options: Sequence[Candidate], target: Target) -> tuple[bool, list[st
 
 def _choices(found: list[Trial], what: Lesson | None, search: Search, n_best: int) -> tuple[list[Choice], list[str]]:
     if not any(one.figures is not None for one in found):
+        if search.evaluator.interrupted:
+            raise KeyboardInterrupt
         whole = not any(contract.of(one.candidate.experiment.strategy).shares_batch for one in found)
         hint = "; to split the model over workers, set strategies=[ddlsim.Splits()] (--split)" if whole else ""
         reason = found[0].reason

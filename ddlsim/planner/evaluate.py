@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import TypeVar
 
 from ddlsim.run.experiment import Experiment
 from ddlsim.study.dispatch import Task, dispatch
@@ -11,11 +12,16 @@ from ddlsim.study.executors import Pool, open_pool
 from ddlsim.study.fingerprint import Digests, key_of, text_of
 from ddlsim.study.serialization import Packer
 from ddlsim.study.store import Store
-from ddlsim.study.worker import DONE, Outcome
+from ddlsim.study.worker import DONE, SKIPPED, Outcome
+
+T = TypeVar("T")
+D = TypeVar("D")
+#: outcome of an experiment that was not simulated because of Ctrl-C
+INTERRUPTED = Outcome(SKIPPED, "the search was interrupted")
 
 
 class Evaluator:
-    """Simulates experiments and caches the outcomes.
+    """Simulates experiments and caches the outcomes. After Ctrl-C, it only returns cached outcomes.
 
     jobs    number of processes (None: one per core; 1: this process)
     report  called with the number of finished simulations
@@ -29,19 +35,21 @@ class Evaluator:
         self._store = Store(None)
         self._pool: Pool | None = None
         self.n_done = 0
+        self.interrupted = False
 
     def __enter__(self) -> Evaluator:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         if self._pool is not None:
-            self._pool.close(at_once=kind is not None)
+            self._pool.close(at_once=self.interrupted or kind is not None)
         self._store.close()
 
     def outcomes(self, experiments: Sequence[Experiment], *, stability: bool = False) -> list[Outcome]:
-        """Return the outcome of each experiment; clusters and models must have been loaded.
+        """Return the outcome of each experiment, :data:`INTERRUPTED` if Ctrl-C came first.
 
-        With `stability`, records also contain "throughput_spread", the stability of the throughput.
+        Clusters and models must have been loaded. With `stability`, records also contain "throughput_spread", the
+        stability of the throughput.
         """
         texts = [text_of(experiment, self._digests, stability=stability) for experiment in experiments]
         keys = [key_of(text) for text in texts]
@@ -52,13 +60,26 @@ class Evaluator:
             if key not in known
         }
         if tasks:
-            if self._pool is None:
-                self._pool = open_pool(None, self._jobs, Packer(self._digests), experiments, self._n_at_once)
-            # the longest ones first, so that all processes finish at about the same time
-            order = sorted(tasks.values(), key=lambda task: -(task.experiment.n_workers or 0))
-            dispatch(order, self._pool, self._store, self._count)
+            self.attempt(lambda: self._simulate(experiments, list(tasks.values())), None)
         found = self._store.outcomes(keys)
-        return [found[key] for key in keys]
+        return [found.get(key, INTERRUPTED) for key in keys]
+
+    def attempt(self, work: Callable[[], T], default: D) -> T | D:
+        """Return the result of `work`, or the default after Ctrl-C, which also ends later work."""
+        if self.interrupted:
+            return default
+        try:
+            made = work()
+        except KeyboardInterrupt:
+            self.interrupted = True
+        return default if self.interrupted else made
+
+    def _simulate(self, experiments: Sequence[Experiment], tasks: Sequence[Task]) -> None:
+        if self._pool is None:
+            self._pool = open_pool(None, self._jobs, Packer(self._digests), experiments, self._n_at_once)
+        # the longest ones first, so that all processes finish at about the same time
+        order = sorted(tasks, key=lambda task: -(task.experiment.n_workers or 0))
+        dispatch(order, self._pool, self._store, self._count)
 
     def _count(self, ended: dict[str, str]) -> None:
         self.n_done += len(ended)

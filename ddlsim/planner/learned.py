@@ -96,6 +96,8 @@ def trained(
         else:
             choices.append(choice)
     if not choices:
+        if evaluator.interrupted:
+            raise KeyboardInterrupt
         raise ConfigError(f"recommend: no finalist can be trained: {notes[0]}")
     choices = in_order(choices, lambda choice: _levels(choice, target), lambda choice: spread_of(choice.figures))
     n_groups = len({learning_group(one.candidate) for one in found if one.figures is not None})

@@ -15,7 +15,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.crossovers import Crossover
 from ddlsim.planner.ranges import Range
-from ddlsim.planner.search import OUT, PRUNED, SIMULATED, Trial
+from ddlsim.planner.search import OUT, PRUNED, SIMULATED, UNTRIED, Trial
 from ddlsim.planner.target import Figures, Miss, Target
 from ddlsim.printable import shown
 from ddlsim.readable import count, in_words, percent, rate, seconds, size, spread
@@ -118,6 +118,7 @@ class Recommendation:
     priced         True: costs are in USD; False: costs are in device-hours
     rivals         configurations that may be better than the best one, because published runs disagree on the rates of
                    their devices; None: no such device
+    interrupted    whether Ctrl-C ended the search, or the analysis of the best choice, early
     """
 
     target: Target
@@ -129,6 +130,7 @@ class Recommendation:
     notes: tuple[str, ...]
     priced: bool
     rivals: tuple[str, ...] | None = None
+    interrupted: bool = False
 
     @property
     def best(self) -> Choice:
@@ -201,6 +203,7 @@ class Recommendation:
         """Return the recommendation as a dictionary of plain values."""
         return {
             "meets_target": self.meets_target,
+            "interrupted": self.interrupted,
             "certain": self.certain,
             "rivals": None if self.rivals is None else list(self.rivals),
             "cost_unit": "USD" if self.priced else "device-hours",
@@ -384,6 +387,10 @@ def _searched(plan: Recommendation) -> str:
         parts.append(f"{status[PRUNED]} excluded by a bound")
     if status[OUT]:
         parts.append(f"{status[OUT]} do not fit")
+    if status[UNTRIED]:
+        parts.append(f"{status[UNTRIED]} not simulated")
+    if plan.interrupted:
+        parts.append("interrupted: crossovers, sensitivities and rules may be missing")
     return ", ".join(parts)
 
 
@@ -391,6 +398,8 @@ def _verdict(plan: Recommendation) -> list[tuple[str, str]]:
     if plan.meets_target:
         return []
     missed = " and ".join(_missed(miss) for miss in plan.best.misses if miss.share > 0.0)
+    if plan.interrupted:
+        return [("not met", f"no configuration simulated so far meets the target; the nearest misses {missed}")]
     return [("impossible", f"no configuration meets the target; the nearest misses {missed}")]
 
 

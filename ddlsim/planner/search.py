@@ -22,7 +22,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.garbage import postponed
 from ddlsim.planner.bounds import Bound, Bounds, Fit
 from ddlsim.planner.candidates import LEAST_SIMPLE, Candidate
-from ddlsim.planner.evaluate import Evaluator
+from ddlsim.planner.evaluate import INTERRUPTED, Evaluator
 from ddlsim.planner.target import Figures, Target
 from ddlsim.strategies import contract
 from ddlsim.study.worker import DONE, Outcome
@@ -104,7 +104,7 @@ def tie_reason(best: Trial, found: Sequence[Trial], target: Target) -> str:
 
 
 #: status of a candidate
-SIMULATED, PRUNED, OUT = "simulated", "pruned", "skipped"
+SIMULATED, PRUNED, OUT, UNTRIED = "simulated", "pruned", "skipped", "interrupted"
 #: number of candidates in the first wave, whose results often exclude most others, and in the largest one; every wave
 #: before it has half as many as the next
 FIRST_WAVE, LARGEST_WAVE = 4, 16
@@ -186,7 +186,7 @@ class Search:
         self._later.update((item.number, item.bound.fit) for item in ready if item.bound.fit is not None)
         pruned: list[Trial] = []
         open_, size = ready, FIRST_WAVE
-        while open_:
+        while open_ and not self.evaluator.interrupted:
             wave: list[_Ready] = []
             asked: set[int] = set()
             for item in open_:
@@ -202,6 +202,7 @@ class Search:
                 (done if found.status == SIMULATED else rest).append(found)
             ready = [item for item in ready if item.number not in asked]
             open_, pruned = self._pruned(ready, done)  # all, as an unstable result can readmit some
+        rest += [Trial(item.candidate, UNTRIED, INTERRUPTED.error) for item in open_]
         return preferred(done, self.target) + sorted(rest + pruned, key=lambda found: found.candidate.number)
 
     def misfit(self, candidate: Candidate) -> str:
@@ -219,6 +220,8 @@ class Search:
         return [self._trial(*pair) for pair in zip(candidates, outcomes, strict=True)]
 
     def _trial(self, candidate: Candidate, outcome: Outcome) -> Trial:
+        if outcome is INTERRUPTED:
+            return Trial(candidate, UNTRIED, outcome.error)
         if outcome.status != DONE:
             return Trial(candidate, OUT, outcome.error)
         figures = figures_of(candidate, outcome, priced=self.priced, samples=self.samples)

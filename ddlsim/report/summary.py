@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddlsim.readable import count, duration, percent, rate, seconds, si, size, spread
-from ddlsim.run.costs import energy_assumptions
+from ddlsim.run.costs import cost_assumptions, energy_assumptions
+from ddlsim.run.failure_timeline import has_failure_timeline
 from ddlsim.run.metrics import METRICS
 from ddlsim.strategies import contract
 from ddlsim.text_tables import aligned, labelled
@@ -179,6 +180,8 @@ def _staleness(result: Result) -> Iterator[Line]:
 def _failures(result: Result) -> Iterator[Line]:
     """Yield the effects of failures and checkpoints on the run."""
     if not result.has_failure_timeline:
+        if has_failure_timeline(result.experiment):
+            yield "goodput", "not computed, because the run was interrupted"
         return
     timeline = result.failure_timeline
     text = f"{rate(result.goodput)} over {duration(timeline.end)} with {count(len(timeline.events), 'failure')}"
@@ -217,7 +220,8 @@ def _costs(result: Result) -> Iterator[Line]:
     million = 1e6 / result.useful_throughput if result.useful_throughput else math.inf
     price, power = result.known("cost_rate"), result.known("power")
     if price is not None:
-        yield "costs", f"{3600.0 * price:.4g} USD/h, {million * price:.4g} USD per million samples"
+        about = ": ".join(filter(None, ["USD per million samples", ", ".join(cost_assumptions(result))]))
+        yield "costs", f"{3600.0 * price:.4g} USD/h, {million * price:.4g} {about}"
     if power is not None:
         about = ": ".join(filter(None, ["kWh per million samples", ", ".join(energy_assumptions(result))]))
         yield "energy", f"{si(power, 'W')}, {million * power / 3.6e6:.4g} {about}"

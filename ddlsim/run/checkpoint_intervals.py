@@ -15,7 +15,7 @@ from ddlsim.reliability import daly_interval, simulate_failures, young_interval
 from ddlsim.reliability.failures import units
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.failure_timeline import timeline_of
-from ddlsim.run.simulate import run
+from ddlsim.run.simulate import complete
 from ddlsim.text_tables import aligned, labelled
 from ddlsim.units import si
 
@@ -107,7 +107,7 @@ def best_checkpoint_interval(experiment: Experiment, *, n_timelines: Count = 100
             "best_checkpoint_interval: the experiment needs random failures and checkpoints, such as "
             "failures=Failures('50000 h'), checkpoints=Checkpoints('10 min', bandwidth='2 GB/s')"
         )
-    result = run(experiment.with_(checkpoints=replace(checkpoints, every=math.inf)))
+    result = complete(experiment.with_(checkpoints=replace(checkpoints, every=math.inf)))
     parts = units(failures, result.cluster, result.nodes.tolist(), result.channel_nbytes)
     start = timeline_of(result)
     mtbf = si(failures.mtbf, "time") / len(parts)

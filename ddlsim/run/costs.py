@@ -3,9 +3,10 @@
 A run pays, for its whole time, for every machine with a worker or traffic of the run: the machine's price, and the
 prices of the devices in it that workers use. The machine's price comes from the cluster file, from
 :meth:`ddlsim.Cluster.with_costs`, or from a cloud (:func:`priced`); without one, only the prices of the workers'
-devices count. Storages without their own price cost nothing. Interruptible machines (spot instances) have a `discount`,
-and are also paid for while they are unavailable. Each spare costs as much as the most expensive machine with workers.
-Jobs that use a machine or a switch at the same time share its price and power (:func:`shares`).
+devices count. Storages without their own price are excluded (:func:`cost_assumptions`). Interruptible machines (spot
+instances) have a `discount`, and are also paid for while they are unavailable. Each spare costs as much as the most
+expensive machine with workers. Jobs that use a machine or a switch at the same time share its price and power
+(:func:`shares`).
 
 Energy is that of the workers' devices (busy power during computation, idle power otherwise) and of the switches between
 the machines that the traffic touches. A device of unknown idle power is assumed to draw its datasheet power all the
@@ -39,9 +40,7 @@ def cost_rate(result: Result) -> float:
     """Return the cost of a run's machines in USD/s. Raises ConfigError, with the remedy, if a price is missing."""
     cluster = result.cluster
     used = np.unique(cluster.host_of[_touched(cluster, result.nodes, result.channel_nbytes)])
-    storages = cluster.host_of[cluster.storages]
-    free = storages if cluster.host_price is None else storages[np.isnan(cluster.host_price[storages])]
-    used = used[~np.isin(used, free)]
+    used = used[~np.isin(used, _free_storages(cluster))]
     failures, given = result.experiment.failures, result.experiment.device
     discount, n_spares = (0.0, 0) if failures is None else (failures.discount, failures.spares)
     total, dearest = 0.0, 0.0
@@ -53,6 +52,19 @@ def cost_rate(result: Result) -> float:
         if n_spares and len(nodes):
             dearest = max(dearest, host_price(cluster, host, nodes, given))
     return total + n_spares * dearest * (1.0 - discount)
+
+
+def _free_storages(cluster: Cluster) -> Ints:
+    """Return the machines of storages without a price."""
+    storages = cluster.host_of[cluster.storages]
+    return storages if cluster.host_price is None else storages[np.isnan(cluster.host_price[storages])]
+
+
+def cost_assumptions(result: Result) -> list[str]:
+    """Return the assumptions that :func:`cost_rate` makes about this run because of unknown prices."""
+    cluster = result.cluster
+    used = cluster.host_of[_touched(cluster, result.nodes, result.channel_nbytes)]
+    return ["storage without price left out"] if np.isin(_free_storages(cluster), used).any() else []
 
 
 def shares(cluster: Cluster, runs: Sequence[tuple[float, float, Sequence[int], Floats]]) -> list[Floats]:
@@ -123,7 +135,7 @@ def host_price(
 
 
 def energy(result: Result) -> float:
-    """Return the energy of a run in J. Raises ConfigError, with the remedy, if workers have no known device."""
+    """Return the energy of a run in J. Raises ConfigError, with the remedy, if a device or its power is unknown."""
     cluster, elapsed, total = result.cluster, result.end_time, 0.0
     there = np.full(result.n_workers, elapsed)
     if result.has_failure_timeline and result.failure_timeline.out_of_service is not None:
@@ -135,6 +147,8 @@ def energy(result: Result) -> float:
                 f"energy: the workers' devices in cluster {cluster.name!r} are unknown; for example, set device='v100' "
                 "in the experiment, or device = 'v100' in [host] of the cluster file"
             )
+        if not device.power_w:  # as in a file of ddlsim.measure on a device that does not report it
+            raise ConfigError(f"energy: the power of device {device.name!r} is unknown; set power_w in its file")
         idle = device.power_w if device.idle_power_w is None else device.idle_power_w
         total += busy * device.power_w + (present - busy) * idle
     return total + float(np.nansum(_switch_watts(result))) * elapsed

@@ -103,7 +103,7 @@ class Groups:
         return self.elastic.batch_size(size, n_workers, len(self._nodes))
 
     def _group(self, ranks: list[int]) -> Group:
-        from ddlsim.run.simulate import clock_of, run  # circular: it imports results, and these failure timelines
+        from ddlsim.run.simulate import clock_of, complete  # circular: it imports results, and these failure timelines
 
         whole, nodes = self._experiment, [self._nodes[rank] for rank in ranks]
         speed = None if whole.speed is None else tuple(self._speeds[rank] for rank in ranks)
@@ -123,12 +123,12 @@ class Groups:
         paces = Paces(clock_of(experiment), self._cluster, nodes)
         try:
             try:
-                result = run(paces.steady)
+                result = complete(paces.steady)
             except ConfigError:
                 if experiment.training is None:
                     raise
                 paces = Paces(experiment, self._cluster, nodes)  # when workers communicate depends on the training
-                result = run(paces.steady)
+                result = complete(paces.steady)
             pace = paces.of(None, result, self._length)
         except ConfigError as error:
             raise ConfigError(f"elastic: cannot continue with {len(ranks)} workers: {error}") from None
@@ -204,11 +204,11 @@ class Learners(Group):
         return replace(state.handover, time=now, rate_factor=self.elastic.rate_factor(self.n_workers, self.n_at_start))
 
     def _run(self, state: Learned | None, now: float, seconds: float, endless: bool = True) -> Result:
-        from ddlsim.run.simulate import run
+        from ddlsim.run.simulate import complete
 
         given = self.experiment
         left = {name: left_of(getattr(given, name), now) for name in ("faults", "slowdowns", "background")}
-        return run(given.with_(max_time=seconds, **left), shift=Shift(self._begin(state, now), endless, now))
+        return complete(given.with_(max_time=seconds, **left), shift=Shift(self._begin(state, now), endless, now))
 
     def _with_checkpoints(self, result: Result) -> FailureFreeTimeline:
         """Return the steps of a result with their checkpoints."""

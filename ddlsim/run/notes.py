@@ -22,6 +22,7 @@ from ddlsim.runtime.recorder import INPUT, Recorder
 from ddlsim.strategies import Strategy, contract
 from ddlsim.ties import distinct
 from ddlsim.units import si
+from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown
 from ddlsim.workload.input import Input
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.model import Model
@@ -166,6 +167,26 @@ def stalled_notes(recorder: Recorder, seconds: float) -> Iterator[str]:
     if stalled := recorder.stalled(seconds):
         why = "throughput and step time include that time"
         yield f"stalled: no update in the last {stalled:.4g} of {seconds:.4g} s; {why}"
+
+
+def overlap_notes(slowdown: object, context: RunContext, cluster: Cluster) -> Iterator[str]:
+    """Note an overlap slowdown if no device computed while such communication was in progress."""
+    devices = [each["slowed"] for each in context.devices if len(each)]
+    if not isinstance(slowdown, OverlapSlowdown) or slowdown == NO_SLOWDOWN or not devices or any(map(np.any, devices)):
+        return
+    counts = np.bincount(cluster.host_of[list(context.nodes)])
+    why = "no worker computed while it communicated" if counts.sum() > 1 else "a single worker does not communicate"
+    if counts.sum() == 1 or (slowdown.inside > 1.0 and slowdown.between > 1.0):
+        pass
+    elif counts.max() == 1 and slowdown.between == 1.0:
+        why = "every machine has one worker; set between"
+    elif counts.max() == counts.sum() and slowdown.inside == 1.0:
+        why = "all workers are on one machine; set inside"
+    else:
+        kind, other = ("between machines", "inside") if slowdown.inside == 1.0 else ("inside machines", "between")
+        why = f"no worker computed during communication {kind}; set {other}"
+    beyond = any(worker.workload.slowdown != NO_SLOWDOWN for worker in context.workers)
+    yield f"overlap_slowdown has no effect{' except to replace that of the stack' * beyond}: {why}"
 
 
 def link_notes(cluster: Cluster) -> Iterator[str]:

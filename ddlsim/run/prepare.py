@@ -83,7 +83,9 @@ def what_fits(placed: Placed) -> str:
     state = state_of(workload).total
     if state > n_workers * room:
         state_text = f"weights, gradients and optimizer alone are {state / 1e9:,.1f} GB"
-        return f"; {state_text}: use {math.ceil(state / room)} workers or more"
+        least, most = math.ceil(state / room), len(placed.cluster.workers)
+        lacks = f", of which the cluster has only {most}" if least > most else ""
+        return f"; {state_text}: use {least} workers or more{lacks}"
     return "" if next(tries, None) else f"; no other micro-batch, recomputation or stage fits {n_workers} workers"
 
 

@@ -195,9 +195,9 @@ class Result(SuggestsAttributes):
     @cached_property
     def undisturbed(self) -> Result:
         """The run without events at known times, in complete cycles of steps."""
-        from ddlsim.run.simulate import run
+        from ddlsim.run.simulate import complete
 
-        return self if self.paces.is_steady and self.paces.is_whole else run(self.paces.steady)
+        return self if self.paces.is_steady and self.paces.is_whole else complete(self.paces.steady)
 
     @cached_property
     def groups(self) -> Groups:
@@ -238,8 +238,9 @@ class Result(SuggestsAttributes):
 
     @property
     def has_failure_timeline(self) -> bool:
-        """Whether failures or checkpoints take time in the run."""
-        return has_failure_timeline(self.experiment)
+        """Whether failures or checkpoints take time in the run; False if it was interrupted before they were added."""
+        unfinished = self.interrupted and self.monitor is None and self.recorder.down is None
+        return has_failure_timeline(self.experiment) and not unfinished
 
     @property
     def end_time(self) -> float:
@@ -758,6 +759,7 @@ class Result(SuggestsAttributes):
             "goodput": self.goodput if self.has_failure_timeline else None,
             "cost": self.known("cost"),
             "energy": self.known("energy"),
+            "cost_assumptions": costs.cost_assumptions(self),
             "energy_assumptions": costs.energy_assumptions(self),
             "stop_reason": self.stop_reason,
             # missing values (a loss before the first gradient) are None, not NaN
@@ -797,9 +799,9 @@ class Result(SuggestsAttributes):
         if self.busy is not None:
             return self
         self.require_single_job("a timeline")
-        from ddlsim.run.simulate import run
+        from ddlsim.run.simulate import complete
 
-        return run(self.experiment, keep_spans=True)
+        return complete(self.experiment, keep_spans=True)
 
     @checked
     def save_trace(self, path: str | Path, *, whole: bool = False) -> str:

@@ -25,7 +25,7 @@ from ddlsim.readable import percent
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.processes import ProcessDied, Processes
-from ddlsim.run.simulate import complete
+from ddlsim.run.simulate import complete, until_interrupt
 from ddlsim.text_tables import labelled
 
 if TYPE_CHECKING:
@@ -89,10 +89,14 @@ class SeedRun:
 
 @dataclass(frozen=True, eq=False)
 class Seeds:
-    """The results of an experiment that was run with several seeds, in the order of the seeds."""
+    """The results of an experiment that was run with several seeds, in the order of the seeds.
+
+    interrupted  whether Ctrl-C ended the simulation before all seeds had finished
+    """
 
     experiment: Experiment
     runs: tuple[SeedRun, ...]
+    interrupted: bool = False
 
     @cached_property
     def history(self) -> pd.DataFrame:
@@ -168,7 +172,7 @@ class Seeds:
 
     @property
     def _title(self) -> str:
-        return f"{len(self.runs)} seeds of {self.experiment.strategy.label}"
+        return f"{len(self.runs)} seeds of {self.experiment.strategy.label}{', interrupted' * self.interrupted}"
 
     def _rows(self) -> list[tuple[str, str]]:
         """Return labels and texts for printing; a row without a label continues the previous one."""
@@ -254,6 +258,9 @@ def simulate_seeds(experiment: Experiment, seeds: NSeeds | Sequence[Seed] = 5, p
                number of processes. A script that uses several processes must guard its top-level code with
                ``if __name__ == "__main__":``, because each process imports the script
 
+    On Ctrl-C, the result contains the seeds that have finished, and ``interrupted`` is set. Seeds that reach a target
+    early finish early, so times to accuracy of such a result are too low on average.
+
     Raises ConfigError if the experiment is timing-only (it does not train a model), or if it cannot be pickled and so
     cannot be sent to other processes.
     """
@@ -265,7 +272,8 @@ def simulate_seeds(experiment: Experiment, seeds: NSeeds | Sequence[Seed] = 5, p
     n_processes = min(len(chosen), os.cpu_count() or 1 if processes is None else processes)
     wanted = [experiment.with_(seed=seed) for seed in chosen]
     made = map(_one, wanted) if n_processes == 1 else _in_processes(wanted, n_processes)
-    return Seeds(experiment, tuple(_shown(made, len(wanted))))
+    runs, interrupted = until_interrupt(_shown(made, len(wanted)))
+    return Seeds(experiment, tuple(runs), interrupted)
 
 
 def _one(experiment: Experiment) -> SeedRun:
@@ -281,12 +289,15 @@ def _in_processes(experiments: list[Experiment], n_processes: int) -> Iterator[S
     except Exception as error:  # pickling calls arbitrary code
         raise ConfigError(f"the experiment cannot be sent to other processes ({error}); use processes=1") from None
     pool = Processes(n_processes, _one, option="processes")
-    futures = [pool.submit(experiment) for experiment in experiments]
+    waiting = [pool.submit(experiment) for experiment in experiments]
     finished = False
     try:
-        for future in futures:
-            yield future.result()
+        while waiting:
+            yield waiting.pop(0).result()
         finished = True
+    except KeyboardInterrupt:
+        yield from (future.result() for future in waiting if future.done() and future.exception() is None)
+        raise
     except ProcessDied as death:
         raise DdlsimError(f"processes: a process has died: {death}; use fewer processes, or processes=1") from None
     finally:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, TypeVar, cast
 
 import numpy as np
 
@@ -49,6 +49,7 @@ from ddlsim.units import si
 from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown
 from ddlsim.workload.input import Input
 
+T = TypeVar("T")
 #: lets a run go on to its end, or until the function asks it to stop
 GoOn = Callable[[Halt | None], None]
 
@@ -193,13 +194,6 @@ class ActiveRun:
                 f"overlap_slowdown has no effect with {experiment.strategy.label}, whose workers are "
                 "processes that compute at full speed while they communicate"
             )
-        slower = self.given.overlap_slowdown
-        if isinstance(slower, OverlapSlowdown) and slower != NO_SLOWDOWN and context.slows:
-            counts = np.bincount(self.prepared.cluster.host_of[self.prepared.nodes])
-            if slower.between == 1.0 and counts.max() == 1:
-                context.notes.append("overlap_slowdown has no effect: every machine has one worker; set between")
-            if slower.inside == 1.0 and counts.max() == counts.sum():
-                context.notes.append("overlap_slowdown has no effect: all workers are on one machine; set inside")
         workload = context.workers[0].workload
         if (workload.host_time or workload.stack.call_time) and not context.has_fixed_costs:
             counted = {id(each): dataclasses.replace(each, host_time=0.0) for each in self.prepared.workloads}
@@ -323,6 +317,7 @@ class ActiveRun:
             *notes.window_notes(experiment),
             *timeline_notes(experiment, free=self.recorder.down is not None),
             *notes.link_notes(prepared.cluster),
+            *notes.overlap_notes(self.given.overlap_slowdown, context, prepared.cluster),
             *dict.fromkeys(context.notes),  # parts of a communicator repeat notes
             *notes.feed_notes(experiment, self.recorder, seconds),
             *faults.sampled_notes(experiment.faults, happened, seconds),
@@ -428,12 +423,29 @@ def run(
     return faults.up_to_its_end(random_faults_of(experiment), prepared.cluster, made)
 
 
-def complete(experiment: Experiment, *, stability: bool = False) -> Result:
-    """Simulate to the end. Raises KeyboardInterrupt on Ctrl-C, because an incomplete run cannot be compared."""
-    result = run(experiment, stability=stability)
+def complete(experiment: Experiment, **options: Any) -> Result:
+    """Simulate to the end, with options of :func:`run`. Raises KeyboardInterrupt on Ctrl-C, because the figures of an
+    incomplete run must not enter those of others."""
+    result = run(experiment, **options)
     if result.interrupted:
         raise KeyboardInterrupt
     return result
+
+
+def until_interrupt(items: Iterable[T]) -> tuple[list[T], bool]:
+    """Return the items that are produced until the end or Ctrl-C, and whether it was Ctrl-C.
+
+    Raises KeyboardInterrupt if there is no item yet.
+    """
+    finished: list[T] = []
+    try:
+        for item in items:
+            finished.append(item)
+    except KeyboardInterrupt:
+        if not finished:
+            raise
+        return finished, True
+    return finished, False
 
 
 def clock_of(experiment: Experiment) -> Experiment:
@@ -538,7 +550,10 @@ def _run(experiment: Experiment, options: _Options, saved: Saved | None = None) 
             stability=options.stability,
         )
     if result.has_failure_timeline and not result.interrupted:
-        _ = result.failure_timeline  # raises its errors here instead of when it is printed
+        try:
+            _ = result.failure_timeline  # raises its errors here instead of when it is printed
+        except KeyboardInterrupt:
+            return dataclasses.replace(result, interrupted=True)
     return result
 
 
@@ -547,6 +562,8 @@ def scaling(experiment: Experiment, workers: Iterable[Count]) -> list[Result]:
     """Simulate the experiment with each of the given worker counts, and return the results.
 
     workers  worker counts to simulate. The cluster is loaded only once
+
+    On Ctrl-C, the results of the counts that were simulated completely are returned.
     """
     loaded = dataclasses.replace(experiment, cluster=load_cluster(experiment.cluster))
-    return [run(dataclasses.replace(loaded, workers=n)) for n in workers]
+    return until_interrupt(complete(dataclasses.replace(loaded, workers=n)) for n in workers)[0]

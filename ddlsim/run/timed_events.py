@@ -206,19 +206,19 @@ class Paces:
 
     def _progress(self, active: Sequence[Event], faults: Sequence[Event]) -> Progress:
         """Return the progress of the training with short faults while other events last."""
-        from ddlsim.run.simulate import clock_of, run
+        from ddlsim.run.simulate import clock_of, complete
 
         experiment, strategy = self.steady, contract.of(self.steady.strategy)
 
         def simulate(faults: Sequence[Event], steps: int, until: float) -> Result:
             changes = {**self._with([*active, *faults]), "max_time": until}
             try:
-                return run(clock_of(experiment).with_(**changes, steps=steps, warmup=0))
+                return complete(clock_of(experiment).with_(**changes, steps=steps, warmup=0))
             except ConfigError:
                 if experiment.training is None:
                     raise
             # when workers communicate depends on the training
-            return run(self._up_to(strategy.updates(steps, len(self._nodes))).with_(**changes))
+            return complete(self._up_to(strategy.updates(steps, len(self._nodes))).with_(**changes))
 
         step_time, n_steps = self._environment(active)[0], sum(experiment.window)
         n_updates = strategy.updates(n_steps, len(self._nodes))
@@ -245,7 +245,7 @@ class Paces:
         return steady / step_time, computing
 
     def _environment(self, active: Sequence[Event]) -> tuple[float, Floats]:
-        from ddlsim.run.simulate import run  # circular: it imports results, and these failure timelines
+        from ddlsim.run.simulate import complete  # circular: it imports results, and these failure timelines
 
         exact = tuple(sorted(each.name for each in active))
         alike = tuple(sorted(each.alike for each in active))
@@ -254,7 +254,7 @@ class Paces:
             return known.get(exact) or known[alike]
         experiment = self._up_to(sum(self.steady.window))
         try:
-            result = run(experiment.with_(**self._with(active), max_time=self._longest))
+            result = complete(experiment.with_(**self._with(active), max_time=self._longest))
             if not active:
                 self._longest = STANDS_STILL * result.simulated_time
             times = result.step_time, _computing(result)
@@ -272,7 +272,7 @@ def _computing(result: Result) -> Floats:
 
 def with_epochs(result: Result, ends: Floats) -> tuple[Floats, int]:
     """Return the ends (s) of steps, including epochs in which caches fill, and how many of the last steps repeat."""
-    from ddlsim.run.simulate import run
+    from ddlsim.run.simulate import complete
 
     experiment, cycle = result.experiment, len(result.measured_updates) - 1
     source = experiment.input
@@ -290,7 +290,7 @@ def with_epochs(result: Result, ends: Floats) -> tuple[Floats, int]:
             mixed = dataclasses.replace(source, epoch=epoch if fills else None)
             warmup, _ = contract.of(experiment.strategy).whole_cycles(max(experiment.window[0], source.prefetch + 2), 1)
             other = experiment.with_(input=mixed, warmup=warmup)
-            times = np.diff([time for time, _ in run(other).measured_updates])
+            times = np.diff([time for time, _ in complete(other).measured_updates])
             ends = np.concatenate([ends, ends[-1] + np.cumsum(np.resize(times, steps))])
         if not fills:
             return ends, cycle

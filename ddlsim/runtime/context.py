@@ -12,7 +12,7 @@ from ddlsim.cluster import Cluster
 from ddlsim.compression import Compression
 from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.learning.learner import State
-from ddlsim.network.state import Ints
+from ddlsim.network.state import Ints, Records
 from ddlsim.plan import Plan
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.recorder import Recorder
@@ -42,6 +42,7 @@ class RunContext:
     seed             seed of all random streams
     compression      compression of exchanges and messages; code that applies it sets ``compresses``
     slows            True if workers compute more slowly while they communicate; set by plans
+    devices          records of the devices that communication slows down; set by plans
     has_fixed_costs  True if steps and collectives include the fixed costs of the stack; set by plans
     whole            workload that each worker would have with the complete model, for strategies that split the model
     jitter           distribution of a random factor applied to compute times
@@ -72,6 +73,7 @@ class RunContext:
     compression: Compression | None = None
     compresses: bool = False
     slows: bool = False
+    devices: list[Records] = field(default_factory=list)
     has_fixed_costs: bool = False
     jitter: Jitter = NoJitter()
     whole: Sequence[Workload] = ()

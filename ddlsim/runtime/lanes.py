@@ -68,6 +68,7 @@ class Lanes:
         self._begun = self._over = False
         self._stale: list[int] = []  # staleness of services that has not been recorded yet
         self.tables = self._tables(peers or [range(max(len(servers), 1))] * len(context.workers), depth, servers)
+        context.devices.append(self.tables.devices)
         connections = self.tables.connections
         connections["nbytes"] = connections["back_nbytes"] = nbytes
         connections["source"] = np.array(context.nodes)[connections["actor"]]

@@ -292,6 +292,7 @@ class TableRun:
         if program.template.cycles:
             self.set_kinds(range(self._n_armed))
         model.runs(self)
+        context.devices.append(self.executor.tables.devices)
         context.loop.driver = self
 
     def _kind(self, step: int) -> Ints:

@@ -227,10 +227,10 @@ class BackupWorkers(WithServers):
         """Start all workers."""
         n_needed = len(context.workers) - self.backups
         if n_needed < 1:
-            raise ConfigError(
-                f"BackupWorkers: backups = {self.backups}: at least one of the {len(context.workers)} workers must not "
-                f"be a backup; use at most {len(context.workers) - 1}"
-            )
+            n = len(context.workers)
+            why = f"at least one of the {n} workers must not be a backup; use at most {n - 1}"
+            why = why if n > 1 else "the only worker must not be a backup; use at least 2 workers"
+            raise ConfigError(f"BackupWorkers: backups = {self.backups}: {why}")
         center = CentralModel(self, context, n_needed, drop_late=not self.restart)
         if self.backups > 0:
             _note_dropped(context, self.label, n_needed)

@@ -81,7 +81,7 @@ class Rules:
         """Return why the layers cannot be split over `tensor` ranks; empty if they can."""
         if tensor > 1 and not any(layer.heads for layer in self.model.layers):
             return f"tensor = {tensor}: {self.model.name} has no attention layers, which tensor parallelism needs"
-        return split_error(self.model, tensor)[0]
+        return split_error(self.model, tensor)
 
     def unit(self, sizes: Sizes) -> tuple[int, str]:
         """Return the number of which the samples of an update must be a multiple, and the reason."""

@@ -108,15 +108,16 @@ def warm_up(experiments: Sequence[Experiment]) -> None:
 
 def record_of(result: Result) -> dict[str, object]:
     """Return the numbers of a result that a study keeps, as plain values; a target that was not reached is inf."""
-    from ddlsim.run.costs import energy_assumptions
+    from ddlsim.run.costs import cost_assumptions, energy_assumptions
 
     rows = result.evaluations if result.monitor is not None else []
-    assumed = ", ".join(energy_assumptions(result)) if result.known("energy") is not None else ""
+    each = {"cost": cost_assumptions, "energy": energy_assumptions}
+    known = {name: ", ".join(list_of(result)) for name, list_of in each.items() if result.known(name) is not None}
     return {
         "n_workers": result.n_workers,
         **record(result),
         "stop_reason": result.stop_reason,
-        "notes": [*result.notes, *([f"energy: {assumed}"] if assumed else [])],
+        "notes": [*result.notes, *(f"{name}: {assumed}" for name, assumed in known.items() if assumed)],
         "warnings": list(result.warnings),
         **({"history": [list(row) for row in rows]} if rows else {}),
     }

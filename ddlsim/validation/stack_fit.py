@@ -82,6 +82,7 @@ class StackFit:
     calls      fit of `call_time` to separately measured collectives; None: no collectives were measured separately
     left_out   for each value that was not fitted, the reason: a mapping from names to reasons
     alone      single-worker runs, which determined the compute time of models without kernel-level timing
+    warnings   runs that do not fit in memory according to the simulation
     """
 
     stack: Stack
@@ -92,6 +93,7 @@ class StackFit:
     calls: LogFit | None
     left_out: Mapping[str, str]
     alone: tuple[MeasuredRun, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def error(self) -> float:
@@ -113,11 +115,16 @@ class StackFit:
             for run, value in zip(self.runs, self.predicted, strict=True)
         ]
         error = self.error if self.runs else None
-        about = {"left_out": dict(self.left_out), "spread": self.stack.spread, "error": error, "runs": rows}
-        return {"stack": self.base.name, **numbers, **about, "single_worker_runs": [run.place for run in self.alone]}
+        about: dict[str, object] = {"left_out": dict(self.left_out), "spread": self.stack.spread, "error": error}
+        about |= {
+            "runs": rows,
+            "single_worker_runs": [run.place for run in self.alone],
+            "warnings": list(self.warnings),
+        }
+        return {"stack": self.base.name, **numbers, **about}
 
     def __str__(self) -> str:
-        lines = []
+        lines = [f"warning: {warning}" for warning in self.warnings]
         for name, ends in self._numbers.items():
             factor, unit = {"step_time": (1e3, " ms"), "call_time": (1e6, " us")}.get(name, (1.0, ""))
             value, low, high, before = (factor * x for x in (*ends, getattr(self.base, name)))
@@ -198,7 +205,8 @@ def calibrate_stack(
             spread=(float(f"{math.exp(-half):.4g}"), round(math.exp(half), 4)),
         )
     predicted = tuple((1.0 / fitting.times(fitted)).tolist())
-    return StackFit(fitted, base, tuple(measured), predicted, fit, calls, left_out, alone)
+    warnings = tuple(f"{run.place}: {said}" for run, each in experiments.items() for said in prepare(each).warnings)
+    return StackFit(fitted, base, tuple(measured), predicted, fit, calls, left_out, alone, warnings)
 
 
 def _half_width(fit: LogFit) -> float:

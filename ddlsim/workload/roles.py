@@ -97,11 +97,7 @@ def weight_units(layers: Sequence[Layer]) -> tuple[int, ...]:
 
 def can_split(model: Model, tensor: int) -> bool:
     """Return whether `tensor` ranks can divide the layers of a model with attention evenly."""
-    try:
-        check_split(model, tensor)
-    except ConfigError:
-        return False
-    return any(layer.heads for layer in model.layers)
+    return any(layer.heads for layer in model.layers) and not split_error(model, tensor)
 
 
 def check_split(model: Model, tensor: int) -> None:
@@ -109,31 +105,26 @@ def check_split(model: Model, tensor: int) -> None:
 
     Mixtures of experts cannot be split, which is also an error.
     """
-    wrong, remedy = split_error(model, tensor)
-    if wrong:
-        raise ConfigError(f"{wrong}; {remedy}")
+    if wrong := split_error(model, tensor):
+        fit = [t for t in range(1, max(layer.heads or 1 for layer in model.layers) + 1) if not split_error(model, t)]
+        near = [*[t for t in fit if t < tensor][-1:], *[t for t in fit if t > tensor][:1]]
+        raise ConfigError(f"{wrong}; use tensor={' or '.join(map(str, near))}")
 
 
-def split_error(model: Model, tensor: int) -> tuple[str, str]:
-    """Return why `tensor` ranks cannot split a model, and a number of ranks that can; both empty if they can."""
+def split_error(model: Model, tensor: int) -> str:
+    """Return why `tensor` ranks cannot split a model; empty if they can."""
     for layer, role in zip(model.layers, model.roles, strict=True):
         if tensor > 1 and layer.type == "mixture_of_experts":
             layers = f"layers of type {layer.type!r}, such as {layer.name} of {model.name},"
-            return f"tensor = {tensor}: {layers} cannot be split over tensor-parallel ranks", "use tensor=1"
+            return f"tensor = {tensor}: {layers} cannot be split over tensor-parallel ranks"
         n, what = (layer.heads, "heads") if role == ATTENTION else (layer.out_shape[-1], "features")
         if role in (ATTENTION, COLUMN) and n % tensor:
-            below = max(t for t in range(1, min(n, tensor) + 1) if n % t == 0)
-            above = next((t for t in range(tensor, n + 1) if n % t == 0), below)
-            works = f"{below} or {above}" if above > below else f"{below}"
-            wrong = f"tensor = {tensor}: does not divide the {n} {what} of {layer.name} of {model.name}"
-            return wrong, f"use {works}"
+            return f"tensor = {tensor}: does not divide the {n} {what} of {layer.name} of {model.name}"
         kv = kv_heads(layer) if role == ATTENTION else tensor
         if kv % tensor and tensor % kv:
-            fits = [t for t in range(1, layer.heads + 1) if layer.heads % t == 0 and (kv % t == 0 or t % kv == 0)]
-            near = " or ".join(str(t) for t in sorted(sorted(fits, key=lambda t: abs(t - tensor))[:2]))
             heads = f"the number of key and value heads, {kv}, of {layer.name} of {model.name}"
-            return f"tensor = {tensor}: neither divides nor is a multiple of {heads}", f"use {near}"
-    return "", ""
+            return f"tensor = {tensor}: neither divides nor is a multiple of {heads}"
+    return ""
 
 
 def kv_heads(layer: Layer) -> int:

@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import ddlsim
@@ -121,6 +122,13 @@ def test_a_variant_cut_short_is_not_compared(monkeypatch):
             ["scaling", "office-1gbe", "-n", "1,2", "--plot", "none/s.png"],
             ["none/s.png", "folder 'none' does not exist"],
         ),
+        (
+            [*RUN, "--timeline", "a.png", "--plot-cluster", "./a.png"],
+            ["--plot-cluster a.png: would overwrite the output of --timeline; choose another path"],
+        ),
+        (["validate", "typo.toml", "-c", "dgx1-v100", "--table", "typo.toml"], ["would overwrite the input typo.toml"]),
+        (["calibrate", "m.csv", "-c", "typo.toml", "--out", "typo.toml"], ["would overwrite the input typo.toml"]),
+        (["import", "typo.toml", "--out", "typo.toml"], ["would overwrite the input typo.toml"]),
         (["run", "missing.toml"], ["missing.toml: no such file", "ddlsim topologies"]),
         (["run", "typo.toml"], ["typo.toml", "unknown key 'cluser'; did you mean 'cluster'?"]),
         (["run", "seconds.toml"], ["seconds.toml: max_time = 5: must be a string with a unit like '8 h'"]),
@@ -142,3 +150,62 @@ def test_mistakes_show_before_anything_is_simulated(arguments, words, monkeypatc
     assert message.count("\n") == 1
     assert all(word in message for word in words), message
     assert not (tmp_path / "w.toml").exists()
+
+
+#: commands with valid arguments; their inputs are not read if an output cannot be written
+WRITERS = {
+    "run": ["train.toml"],
+    "scaling": ["office-1gbe", "-m", "lenet5", "-n", "1"],
+    "sweep": ["study.toml"],
+    "report": ["study.sqlite"],
+    "recommend": ["office-1gbe", "-m", "lenet5"],
+    "validate": ["runs.csv", "-c", "office-1gbe"],
+    "calibrate": ["runs.csv", "-c", "office-1gbe"],
+    "import": ["topology.xml"],
+    "lab": ["office-1gbe"],
+    "show topology": ["office-1gbe"],
+    "show plan": ["step.et"],
+}
+
+
+def _outputs():
+    """Yield each command of the program with each of its options that name an output."""
+    commands = {"": get_command(cli.app)}
+    while commands:
+        name, command = commands.popitem()
+        commands |= {f"{name} {each}".strip(): sub for each, sub in getattr(command, "commands", {}).items()}
+        for option in command.params:
+            written = (getattr(option, "help", "") or "").startswith(("Write", "Plot", "Save", "File that stores"))
+            if written and not getattr(option, "is_flag", False):
+                yield pytest.param(name, option.opts[0], option.help.startswith("Plot"), id=f"{name} {option.opts[0]}")
+
+
+@pytest.mark.parametrize(("command", "option", "picture"), list(_outputs()))
+def test_outputs_are_checked_before_any_work(command, option, picture, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    training = ddlsim.Training("digits", updates=2)
+    ddlsim.Experiment("office-1gbe", "digits-cnn", workers=2, training=training).save(tmp_path / "train.toml")
+    paths = {"none/file.png": "folder 'none' does not exist"}
+    paths |= {"file.abc": "unknown image format"} if picture else {}
+    for path, words in paths.items():
+        monkeypatch.setattr(sys, "argv", ["ddlsim", *command.split(), *WRITERS[command], option, path])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        out, err = capsys.readouterr()
+        assert (exit_.value.code, out, err.count("\n")) == (2, "", 1)
+        assert words in err or "cannot write '.png' files" in err
+
+
+def test_a_picture_that_cannot_be_written_does_not_lose_the_other_outputs(monkeypatch, tmp_path, capsys):
+    def fail(result, path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ddlsim.Result, "plot_timeline", fail)
+    arguments = ["--timeline", "a.png", "--plot-cluster", "b.png", "--no-bottleneck"]
+    monkeypatch.setattr(sys, "argv", ["ddlsim", *RUN, *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert exit_.value.code == 2
+    assert "a.png: cannot be written" in capsys.readouterr().err
+    assert (tmp_path / "b.png").exists()

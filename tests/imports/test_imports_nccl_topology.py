@@ -269,9 +269,13 @@ def test_unknown_links_are_refused_or_counted(tmp_path):
     assert "skipped 3 <uplink>, which NCCL does not define" in made.notes
 
 
-def test_a_link_to_itself_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r":6: <xgmi>: connects a GPU to itself"):
-        read(tmp_path, AMD.replace("0000:d1:00.0", "0000:c1:00.0"))
+def test_a_link_to_itself_is_unused_and_noted(tmp_path):
+    """As in Azure's file of the NC A100 v4 series, whose GPUs see themselves at the other end of their NVLinks."""
+    made = read(tmp_path, AMD.replace("0000:d1:00.0", "0000:c1:00.0"))
+    assert "<xgmi> of gpu0 leads to gpu0 itself and is unused, as in NCCL" in made.notes
+    plain = read(tmp_path, AMD.replace('<xgmi target="0000:d1:00.0"', '<xgmi target="0000:ff:00.0"'))
+    assert links(made) == links(plain)
+    assert all(source != target for source, target in links(made))
 
 
 TEMPLATE = """\

@@ -142,6 +142,20 @@ def test_a_note_says_that_it_has_no_effect(strategy, options):
     assert any(note.startswith("overlap_slowdown has no effect") for note in result.notes)
 
 
+@pytest.mark.parametrize(("cluster", "workers", "factors", "why"), [
+    ("office-1gbe", 4, (1.3, 1.3), "no worker computed while it communicated"),
+    ("office-1gbe", 4, (2.0, 1.0), "every machine has one worker; set between"),
+    ("office-1gbe", 1, (2.0, 2.0), "a single worker does not communicate"),
+    ("dgx1-v100-16", 16, (2.0, 1.0), "no worker computed during communication inside machines; set between"),
+])  # fmt: skip
+def test_a_note_says_that_nothing_overlaps(cluster, workers, factors, why):
+    """The only bucket of lenet5 is sent after the backward pass; the ring of 16 leaves the machines."""
+    slowdown = ddlsim.OverlapSlowdown(*factors)
+    result = ddlsim.simulate(cluster, "lenet5", batch_size=8, workers=workers, overlap_slowdown=slowdown)
+    assert result.step_time == ddlsim.simulate(cluster, "lenet5", batch_size=8, workers=workers).step_time
+    assert f"overlap_slowdown has no effect: {why}" in result.notes
+
+
 @pytest.mark.parametrize(("value", "text"), [
     (0.9, r"overlap_slowdown = 0\.9: must be .* 1"), (math.nan, "overlap_slowdown"), ("fast", "overlap_slowdown"),
 ])  # fmt: skip

@@ -318,6 +318,7 @@ def test_accumulating_pushes_once_for_several_batches() -> None:
     (lambda: run(KAsync(9)), "KAsync: k = 9 exceeds the number of workers"),
     (lambda: run(SoftSync(9)), "SoftSync: n = 9 exceeds the number of workers"),
     (lambda: run(BackupWorkers(8)), "backups = 8: at least one of the 8 workers must not be a backup; use at most 7"),
+    (lambda: run(BackupWorkers(1), 1), "backups = 1: the only worker must not be a backup; use at least 2 workers"),
     (lambda: BackupWorkers(-1), "backups = -1: must be a non-negative integer"),
     (lambda: StaleSynchronous(-1), "slack = -1: must be a non-negative integer, or math.inf"),
     (lambda: StaleSynchronous(1.5), "slack = 1.5"),

@@ -103,6 +103,7 @@ def test_a_hybrid_that_waits_sends_nothing_while_it_computes():
     ("make", "text"),
     [
         (lambda: Endpoints(8, 8), "cores = 8: must leave some of the 8 cores for computation; use at most 7"),
+        (lambda: Endpoints(1, 1), "total_cores = 1: leaves no core for computation; use at least 2"),
         (lambda: Endpoints(0, 8), "cores = 0: must be a positive integer"),
         (lambda: Endpoints(2, 32).on("dgx1-v100"), "workers of .* are GPUs, whose cores do not drive communication"),
         (lambda: WhileWaiting("horovod"), "overlap = 'horovod': must be"),

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 import ddlsim
-from ddlsim.cluster import Host, MultiGpu, star
-from ddlsim.run.costs import cost_rate, energy_assumptions, priced
+from ddlsim.cluster import Host, MultiGpu, star, with_storage
+from ddlsim.run.costs import cost_assumptions, cost_rate, energy_assumptions, priced
 
 V100 = dataclasses.replace(ddlsim.load_device("v100"), idle_power_w=40.0)
 
@@ -77,6 +77,27 @@ def test_unknown_powers_are_assumed_and_said():
     assert f"energy: {wanted[0]}, {wanted[1]}" in str(table).splitlines()
     known = simulated(ddlsim.Cluster.from_graph(machines()).with_costs(switch_power="100 W"), workers=2)
     assert energy_assumptions(known) == []
+
+
+def test_a_device_of_unknown_power_has_no_energy():
+    """Files of measured devices contain power_w = 0 if the driver does not report it."""
+    result = simulated(machines(price="3.60 USD/h"), workers=2, device=dataclasses.replace(V100, power_w=0.0))
+    assert result.known("energy") is None
+    assert "energy" not in str(result)
+    with pytest.raises(ddlsim.ConfigError, match="the power of device 'v100' is unknown; set power_w in its file"):
+        _ = result.energy
+
+
+def test_a_storage_without_a_price_is_left_out_and_said():
+    cluster = with_storage(machines(price="3.60 USD/h"), "storage", read="2 GB/s", bandwidth="10 Gbit/s")
+    source = ddlsim.Input("cifar10", storage="storage")
+    result = simulated(cluster, workers=2, input=source)
+    assert result.cost_rate == pytest.approx(0.002)
+    assert "USD per million samples: storage without price left out" in str(result)
+    assert result.to_dict()["cost_assumptions"] == cost_assumptions(result) == ["storage without price left out"]
+    table = ddlsim.Study(result.experiment, {"workers": [2]}).run(jobs=1)
+    assert "cost: storage without price left out" in table.frame["notes"][0]
+    assert cost_assumptions(simulated(cluster, workers=2)) == []
 
 
 # ---------------------------------------------------------------- shared machines, spares, and who is not there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,6 +63,16 @@ def test_the_throughput_of_one_of_the_workers_is_noticed() -> None:
     fit = calibrate_stack([run_of("llama-3-8b", 2, factor=1 / 8)], "fsdp-eager")
     assert str(fit).startswith("warning: gemm is 0.")
     assert "is the throughput that of all workers together" in str(fit)
+
+
+def test_runs_that_do_not_fit_in_memory_are_named() -> None:
+    fits, large = run_of("llama-3-8b", 1), run_of("llama-3-8b", 128)
+    fit = calibrate_stack([fits, replace(large, place="runs.csv:3")], "fsdp-eager")
+    (warning,) = fit.warnings
+    assert re.match(r"runs.csv:3: llama-3-8b.* needs about .* GB, but h100", warning)
+    assert f"warning: {warning}" in str(fit).splitlines()
+    assert fit.to_dict()["warnings"] == [warning]
+    assert calibrate_stack([fits], "fsdp-eager").warnings == ()
 
 
 def test_larger_runs_have_an_interval(tmp_path: Path) -> None:

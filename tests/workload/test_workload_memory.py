@@ -331,11 +331,11 @@ def test_memory_prints_its_terms() -> None:
         ),
         (
             lambda: memory_of(load_model("gpt2"), 1, holding=Holding(tensor=5)),
-            r"tensor = 5: does not divide the 12 heads of h.0.attention1 of gpt2; use 4 or 6",
+            r"tensor = 5: does not divide the 12 heads of h.0.attention1 of gpt2; use tensor=4 or 6",
         ),
         (
             lambda: memory_of(load_model("gpt2"), 1, holding=Holding(tensor=64)),
-            r"tensor = 64: does not divide the 12 heads of h.0.attention1 of gpt2; use 12",
+            r"tensor = 64: does not divide the 12 heads of h.0.attention1 of gpt2; use tensor=12",
         ),
         (
             lambda: make_workload(load_model("gpt2"), load_device("v100"), 1, optimizer="adma"),

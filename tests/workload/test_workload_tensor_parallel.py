@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -224,6 +225,22 @@ def test_heads_of_keys_and_values_are_copied_where_there_are_fewer_than_ranks() 
         check_split(replace(model, layers=(odd,)), 8)
 
 
+def test_suggested_numbers_of_ranks_can_split_the_model() -> None:
+    n_wrong = 0
+    for name in ("gpt2-xl", "llama-3-8b", "qwen3-14b", "qwen3-32b", "gemma-3-1b", "llama-3.2-3b"):
+        model = load_model(name)
+        for tensor in range(2, 70):
+            with contextlib.suppress(ConfigError):
+                check_split(model, tensor)
+                continue
+            with pytest.raises(ConfigError, match="; use tensor=") as error:
+                check_split(model, tensor)
+            for suggested in str(error.value).rpartition("=")[2].split(" or "):
+                n_wrong += 1
+                check_split(model, int(suggested))
+    assert n_wrong > 100
+
+
 def test_cuts_of_a_shard_are_the_whole() -> None:
     shard = tensor_parallel(workload(), 4)
     n, middle = len(GPT2.layers), blocks(GPT2.layers)[6][0]
@@ -253,7 +270,10 @@ def test_per_kernel_computes_runs() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: tensor_parallel(workload(), 5), "tensor = 5: does not divide the 12 heads of .* of gpt2; use 4 or 6"),
+        (
+            lambda: tensor_parallel(workload(), 5),
+            "tensor = 5: does not divide the 12 heads of .* of gpt2; use tensor=4 or 6",
+        ),
         (lambda: tensor_parallel(workload(), 0), "tensor = 0: must be a positive integer"),
         (lambda: tensor_parallel(workload(), 1, sequence=True), "sequence = True: requires tensor parallelism"),
         (lambda: tensor_parallel(workload(), 3, sequence=True), "1024 tokens cannot be divided evenly among tensor ="),
