@@ -10,13 +10,14 @@ from __future__ import annotations
 import numpy as np
 
 from ddlsim.compiler import inlined
-from ddlsim.network.state import FIFO_HEAD, FIFO_TAIL, N_TIMER_HEAP, TIMER_SEQUENCE, Net, record
+from ddlsim.network.state import FIFO_HEAD, FIFO_TAIL, N_TIMER_HEAP, TIMER_SEQUENCE, Ints, Net, Records, record
 
 #: sequence: larger than that of all events inserted earlier
 EVENT = record(time="f", sequence="i", item="i")
 
 # Places in the counts of the owner of a calendar (int64)
 N_CALENDAR = 0
+N_WOKEN = 1  # events behind those of the calendar that are still to be inserted
 SEQUENCE = 2  # number of the next event
 
 
@@ -74,6 +75,27 @@ def push(counts, heap, time, item):  # type: ignore[no-untyped-def]
     insert(heap, counts[N_CALENDAR], time, counts[SEQUENCE], item)
     counts[N_CALENDAR] += 1
     counts[SEQUENCE] += 1
+
+
+@inlined
+def insert_woken(counts, heap):  # type: ignore[no-untyped-def]
+    """Insert the events that :func:`wake` has added."""
+    while counts[N_WOKEN] > 0:
+        counts[N_WOKEN] -= 1
+        push(counts, heap, heap[counts[N_CALENDAR]].time, heap[counts[N_CALENDAR]].item)
+
+
+def wake(counts: Ints, heap: Records, time: float, item: int) -> None:
+    """Add an event at `time`, from Python."""
+    heap[counts[N_CALENDAR] + counts[N_WOKEN]] = (time, 0, item)
+    counts[N_WOKEN] += 1
+
+
+def first_time(counts: Ints, heap: Records) -> float:
+    """Return the time of the next event, inf if there is none."""
+    n, woken = int(counts[N_CALENDAR]), int(counts[N_WOKEN])
+    times = heap["time"]
+    return float(min([*times[: min(n, 1)].tolist(), *times[n : n + woken].tolist()], default=np.inf))
 
 
 @inlined

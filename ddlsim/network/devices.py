@@ -6,12 +6,17 @@ multiplies the duration of work. If several kinds are in progress at a device, t
 Work is measured in seconds at full speed. A device is slower from the start to the end of any communication, including
 the time in which that waits for others, because a kernel of the communication library occupies some of its units
 throughout. When communication begins or ends, the end of the device's current task is rescheduled.
+
+The functions below take the tables `t` of an executor (with its ``counts``, ``calendar``, ``slow``, ``devices`` and
+``contention``), the records of its `tasks`, and how its calendar numbers their ends: `what` + `n_events` * row.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
 from ddlsim.compiler import inlined
-from ddlsim.network.calendar import N_CALENDAR, SEQUENCE, insert, push
+from ddlsim.network.calendar import N_CALENDAR, SEQUENCE, insert, pop, push
 from ddlsim.network.state import record
 
 N_STALE = 19  # place in `counts`: outdated events of the calendar, which have been rescheduled
@@ -70,63 +75,82 @@ def _worked(slow, i, begin, end):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _pace(devices, contention, device):  # type: ignore[no-untyped-def]
+def _pace(t, device):  # type: ignore[no-untyped-def]
     """Return the factor that now multiplies the duration of a device's work."""
     factor = 1.0
-    n_kinds = contention.size // devices.size
+    n_kinds = t.contention.size // t.devices.size
     for i in range(device * n_kinds, (device + 1) * n_kinds):
-        if contention[i].active > 0 and contention[i].factor > factor:
-            factor = contention[i].factor
+        if t.contention[i].active > 0 and t.contention[i].factor > factor:
+            factor = t.contention[i].factor
     return factor
 
 
 @inlined
-def _slows(devices, device, pace):  # type: ignore[no-untyped-def]
+def _slows(t, device, pace):  # type: ignore[no-untyped-def]
     """Whether a pace delays the end of a device's current task, whose work can be too little to change the clock."""
-    begin, work = devices[device].since, devices[device].work
+    begin, work = t.devices[device].since, t.devices[device].work
     return begin + work * pace > begin + work
 
 
 @inlined
-def schedule(  # type: ignore[no-untyped-def]
-    counts, calendar, tasks, slow, devices, contention, device, now, what, n_events
-):
+def begin_work(t, tasks, device, row, seconds, start, what, n_events):  # type: ignore[no-untyped-def]
+    """Let the task `row` begin on a device at `start` (s); -1: on none, as fast as its own intervals allow."""
+    if device >= 0:
+        t.devices[device].row = row
+        t.devices[device].work = seconds
+        t.devices[device].since = start
+        _schedule(t, tasks, device, start, what, n_events)
+        return
+    if tasks[row].slow >= 0:
+        seconds = slowed(t.slow, tasks[row].slow, start, seconds)
+    push(t.counts, t.calendar, start + seconds, what + n_events * row)
+
+
+@inlined
+def _schedule(t, tasks, device, now, what, n_events):  # type: ignore[no-untyped-def]
     """Schedule the end of a device's current task at its present speed, as the calendar item `what` + `n_events` *
     row."""
-    row = devices[device].row
-    pace = _pace(devices, contention, device)
-    seconds = devices[device].work * pace
-    if _slows(devices, device, pace):
-        devices[device].slowed += 1
+    row = t.devices[device].row
+    pace = _pace(t, device)
+    seconds = t.devices[device].work * pace
+    if _slows(t, device, pace):
+        t.devices[device].slowed += 1
     if tasks[row].slow >= 0:
-        seconds = slowed(slow, tasks[row].slow, now, seconds)
-    tasks[row].ticket = counts[SEQUENCE]
-    push(counts, calendar, now + seconds, what + n_events * row)
+        seconds = slowed(t.slow, tasks[row].slow, now, seconds)
+    tasks[row].ticket = t.counts[SEQUENCE]
+    push(t.counts, t.calendar, now + seconds, what + n_events * row)
 
 
 @inlined
-def change(  # type: ignore[no-untyped-def]
-    counts, calendar, tasks, slow, devices, contention, device, kind, more, now, what, n_events
-):
+def change(t, tasks, device, kind, more, now, what, n_events):  # type: ignore[no-untyped-def]
     """Let one exchange of a kind `more` (1) or less (-1) be under way at a device, whose task may begin later."""
-    before = _pace(devices, contention, device)
-    contention[device * (contention.size // devices.size) + kind].active += more
-    row = devices[device].row
-    if row >= 0 and _pace(devices, contention, device) != before:
-        now = max(now, devices[device].since)
-        if now <= devices[device].since and _slows(devices, device, before):  # but no time has passed
-            devices[device].slowed -= 1
-        done = _worked(slow, tasks[row].slow, devices[device].since, now) / before
-        devices[device].work = max(devices[device].work - done, 0.0)
-        devices[device].since = now
-        counts[N_STALE] += 1
-        if counts[N_STALE] > devices.size:
-            _compact(counts, calendar, tasks, row, what, n_events)
-        schedule(counts, calendar, tasks, slow, devices, contention, device, now, what, n_events)
+    before = _pace(t, device)
+    t.contention[device * (t.contention.size // t.devices.size) + kind].active += more
+    row = t.devices[device].row
+    if row >= 0 and _pace(t, device) != before:
+        now = max(now, t.devices[device].since)
+        if now <= t.devices[device].since and _slows(t, device, before):  # but no time has passed
+            t.devices[device].slowed -= 1
+        done = _worked(t.slow, tasks[row].slow, t.devices[device].since, now) / before
+        t.devices[device].work = max(t.devices[device].work - done, 0.0)
+        t.devices[device].since = now
+        t.counts[N_STALE] += 1
+        if t.counts[N_STALE] > t.devices.size:
+            _compact(t.counts, t.calendar, tasks, row, what, n_events)
+        _schedule(t, tasks, device, now, what, n_events)
 
 
 @inlined
-def stale(tasks, item, sequence, what, n_events):  # type: ignore[no-untyped-def]
+def next_event(t, tasks, what, n_events):  # type: ignore[no-untyped-def]
+    """Return the time of the next event, inf if there is none; discard outdated ends of tasks before it."""
+    while t.counts[N_STALE] > 0 and _stale(tasks, t.calendar[0].item, t.calendar[0].sequence, what, n_events):
+        pop(t.counts, t.calendar)
+        t.counts[N_STALE] -= 1
+    return t.calendar[0].time if t.counts[N_CALENDAR] > 0 else np.inf
+
+
+@inlined
+def _stale(tasks, item, sequence, what, n_events):  # type: ignore[no-untyped-def]
     """Whether an event is an outdated end of a task."""
     if item < 0 or item % n_events != what:
         return False
@@ -143,7 +167,7 @@ def _compact(counts, calendar, tasks, row, what, n_events):  # type: ignore[no-u
         time = calendar[i].time
         sequence = calendar[i].sequence
         item = calendar[i].item
-        if not stale(tasks, item, sequence, what, n_events):
+        if not _stale(tasks, item, sequence, what, n_events):
             insert(calendar, n, time, sequence, item)
             n += 1
     counts[N_CALENDAR] = n

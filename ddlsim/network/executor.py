@@ -11,7 +11,7 @@ import numpy as np
 from ddlsim.errors import DdlsimError
 from ddlsim.network import tasks as ts
 from ddlsim.network.addresses import addresses, send_address
-from ddlsim.network.calendar import EVENT, N_CALENDAR
+from ddlsim.network.calendar import EVENT, N_CALENDAR, first_time, wake
 from ddlsim.network.devices import CONTENTION, DEVICE, N_STALE, SLOW
 from ddlsim.network.network import Network
 from ddlsim.network.state import Floats, Ints, Records, grown
@@ -101,7 +101,6 @@ class Executor:
         self.bystanders, self.outside, self.meets = bystanders, outside, meets
         self._queue_of = table.queue_of
         self.tables = _tables(table, len(queues), bystanders, network.pauses)
-        self._times = self.tables.calendar["time"]
         self._due: list[tuple[float, int, Callable[[], None]]] = []  # s, number, and what is to be done then
         self._n_due = 0
         self.tables.now[0] = start
@@ -141,10 +140,7 @@ class Executor:
         at_once = counts[ts.N_JOINS] or counts[ts.N_SENDS] or counts[ts.N_CHANGES]
         if at_once or counts[ts.FIRST_READY] < counts[ts.N_READY] or counts[ts.FIRST_ENDED] < counts[ts.N_ENDED]:
             return self.now
-        n, woken = int(counts[N_CALENDAR]), int(counts[ts.N_WOKEN])
-        soonest = float(self._times[0]) if n else np.inf
-        if woken:
-            soonest = min(soonest, *self._times[n : n + woken].tolist())
+        soonest = first_time(counts, self.tables.calendar)
         return soonest if outside is None else min(soonest, outside.next())
 
     def run(self, limit: float = np.inf) -> int | None:
@@ -373,7 +369,7 @@ class Executor:
             counts[ts.N_CHANGES] += len(rows)
 
     def _waker(self, queue: int) -> Wake:
-        return lambda time: self._wake(time, -1 - queue)
+        return lambda time: wake(self.tables.counts, self.tables.calendar, time, -1 - queue)
 
     def _ended(self, rows: Sequence[int] | Ints) -> None:
         self.tables.ended[: len(rows)] = rows
@@ -383,12 +379,7 @@ class Executor:
         """Call `action` at a time (s); actions for the same time are called in order of their requests."""
         heapq.heappush(self._due, (time, self._n_due, action))
         self._n_due += 1
-        self._wake(time, -1 - len(self.dispatchers))
-
-    def _wake(self, time: float, item: int) -> None:
-        counts = self.tables.counts
-        self.tables.calendar[counts[N_CALENDAR] + counts[ts.N_WOKEN]] = (time, 0, item)
-        counts[ts.N_WOKEN] += 1
+        wake(self.tables.counts, self.tables.calendar, time, -1 - len(self.dispatchers))
 
     def _prepare_messages(self, send: Callable[[Ints], tuple[Ints, Ints, Floats]] | None) -> None:
         """Look up the routes of all messages that tasks send."""

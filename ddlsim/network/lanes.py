@@ -19,15 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddlsim.compiler import entry, inlined, network_stamp
-from ddlsim.network.calendar import N_CALENDAR, pop, push
-from ddlsim.network.devices import N_STALE, change, schedule, slowed, stale, stood_still
-from ddlsim.network.intrinsics import attach, call_advance, call_send, column
+from ddlsim.network.calendar import insert_woken, pop, push
+from ddlsim.network.devices import begin_work, change, next_event, slowed, stood_still
+from ddlsim.network.intrinsics import attach, call_advance, column
 from ddlsim.network.pauses import earliest, paused
 from ddlsim.network.state import FOREIGN, IDLE, LOCAL, N_OUT, Floats, Ints, Records, record
 from ddlsim.network.state import FULL as NETWORK_FULL
 from ddlsim.network.state import NOW as NETWORK_NOW
-from ddlsim.network.sums import two_sum
-from ddlsim.network.tasks import N_WOKEN, sort
+from ddlsim.network.tasks import ADVANCE, N_ELSEWHERE, N_SENDS, N_TAKEN, send, sort
 
 # Kinds of operations. "Logged" operations write a row of the log.
 WORK = 0  # takes its duration times the factor
@@ -84,38 +83,33 @@ OTHERS = 12  # the network has completed something for other users, which they h
 # `begin`; the actor is back at `time`
 SERVED, WORKED, WAITED, DELIVERED, LOST, BROUGHT = -1, -2, -3, -4, -5, -6
 
-# Places in `counts` (int64), besides N_CALENDAR, N_WOKEN, SEQUENCE and N_STALE of :mod:`ddlsim.network.tasks`
-ADVANCE, SEND = 3, 4  # addresses of kernel functions
-N_SENDS, N_SENT = 5, 6  # messages sent at this instant, and in all
-N_LOGGED = 7
-PENDING = 8  # the actor that continues first, -1 if none
-UPDATES_LEFT = 9
-RETURNS = 10  # 1: return UPDATED after the last update; 0: end the run
-ASKS = 11  # 1: return ASKED after each service
-ENDING = 12  # 1: end the run after the events scheduled for this instant
-SPANS = 13  # 1: log work, waiting and services
-SLOWEST, BEHIND = 15, 16  # steps completed by all actors; number of actors with no more
-RECEIVER = 17
-GATHERED = 18  # contributions to the next update
-MEETING, LAST_MEETING = 20, 33  # list of actors that wait for the next update, -1 if empty
-RESUMED = 21  # list of actors that continue because of an update
-HELD, LAST_HELD = 22, 23  # list of actors that wait for slower ones
-ASKING = 24  # the connection on which a peer is about to answer, -1 if none
-N_UPDATES = 25  # number of AGED steps so far
-FAILING = 26  # 1: some actor crashes
-FETCHED = 27  # 1: the batch for the actor PENDING is available
-N_ELSEWHERE = 28  # completions of messages that no actor sent
-N_TAKEN = 29  # completions in all
-FIRST_HANDLE = 30  # lowest handle of a message
-FIRST_OP = 31  # operation with which an actor restarts after a crash, if the interrupted one has no `redo`
-INVITED = 32  # actors that continue after the next update
-N_COUNTS = 34
+# Places in `counts` (int64), behind those of :mod:`ddlsim.network.tasks`, of which some are used here, too
+N_LOGGED = 25
+PENDING = 26  # the actor that continues first, -1 if none
+UPDATES_LEFT = 27
+RETURNS = 28  # 1: return UPDATED after the last update; 0: end the run
+ASKS = 29  # 1: return ASKED after each service
+ENDING = 30  # 1: end the run after the events scheduled for this instant
+SPANS = 31  # 1: log work, waiting and services
+SLOWEST, BEHIND = 32, 33  # steps completed by all actors; number of actors with no more
+RECEIVER = 34
+GATHERED = 35  # contributions to the next update
+MEETING, LAST_MEETING = 36, 37  # list of actors that wait for the next update, -1 if empty
+RESUMED = 38  # list of actors that continue because of an update
+HELD, LAST_HELD = 39, 40  # list of actors that wait for slower ones
+ASKING = 41  # the connection on which a peer is about to answer, -1 if none
+N_UPDATES = 42  # number of AGED steps so far
+FAILING = 43  # 1: some actor crashes
+FETCHED = 44  # 1: the batch for the actor PENDING is available
+FIRST_OP = 45  # operation with which an actor restarts after a crash, if the interrupted one has no `redo`
+INVITED = 46  # actors that continue after the next update
+N_COUNTS = 47
 
 # Places in `reals` (float64)
 NOW = 0
-QUIET = 1  # the network is known to complete nothing before
-WHEN = 2  # something ended that no actor has sent
-NBYTES = 3  # sent: a compensated sum (ddlsim.network.sums), with its low word at the next place
+NBYTES = 1  # sent: a compensated sum (ddlsim.network.sums), with its low word at the next place
+QUIET = 3  # the network is known to complete nothing before
+WHEN = 4  # something ended that no actor has sent
 OPENS = 5  # when what is ready now starts: now, or when the pause ends
 N_REALS = 6
 
@@ -150,15 +144,14 @@ ACTOR = record(
     messages="n", part="n", next="n", invited="n", turns="n", drawn="n", begun="f", idle="f", lost="f", fell="f",
     crash="n", down="n", machine="n", ticket="n",
 )  # fmt: skip
-#: nbytes, route, source, target: of messages to the receiver; back_: of answers; arrived, begin: when the request
-#: arrived, and its service began (or the message to the peer was sent), s; seconds: service time of a peer before it
-#: answers; version: of the server's model in its last answer; under_way: 1 while the sender waits for a message; end:
-#: the server or peer; next: successor in the server's queue; stage: of the message in flight, below; lost_: messages,
-#: services and answers that belong to an actor that has crashed since, and are ignored when they complete
+#: arrived, begin: when the request arrived, and its service began (or the message to the peer was sent), s; seconds:
+#: service time of a peer before it answers; version: of the server's model in its last answer; under_way: 1 while the
+#: sender waits for a message; end: the server or peer; next: successor in the server's queue; stage: of the message in
+#: flight, below; lost_: messages, services and answers that belong to an actor that has crashed since, and are ignored
+#: when they complete
 CONNECTION = record(
-    nbytes="f", back_nbytes="f", arrived="f", begin="f", seconds="f", version="i", actor="n", end="n",
-    next="n", under_way="n", route="n", back_route="n", source="n", target="n", stage="n", lost_message="n",
-    lost_service="n", lost_answer="n",
+    arrived="f", begin="f", seconds="f", version="i", actor="n", end="n", next="n", under_way="n", stage="n",
+    lost_message="n", lost_service="n", lost_answer="n",
 )  # fmt: skip
 #: stages of a message: none that an actor waits for, on its way there, in the queue, in service, answer on its way
 NOWHERE, GOING_THERE, QUEUED, IN_SERVICE, ANSWERING_IT = range(5)
@@ -193,7 +186,8 @@ class Tables(NamedTuple):
     contention: Records  # CONTENTION per device: of messages between machines, and within one
     crashes: Records  # CRASH
     calendar: Records  # EVENT, a heap
-    sends: Ints  # messages to be sent: 2 * connection, + 1 for an answer
+    sends: Ints  # messages to be sent
+    messages: Records  # MESSAGE: 2 * connection to the receiver, + 1 for an answer; the last row is unused
     log: Records  # ROW
     pauses: Floats  # (n_pauses, 2) s, during which nothing starts
 
@@ -300,10 +294,7 @@ def work(t: Tables, actor, op, seconds, now):  # type: ignore[no-untyped-def]
     t.actors[actor].start = now
     now = t.reals[OPENS]
     if t.devices.size > 0:
-        t.devices[actor].row = actor
-        t.devices[actor].work = seconds
-        t.devices[actor].since = now
-        schedule(t.counts, t.calendar, t.actors, t.slow, t.devices, t.contention, actor, now, WORK_ENDS, N_EVENTS)
+        begin_work(t, t.actors, actor, actor, seconds, now, WORK_ENDS, N_EVENTS)
         return
     if t.actors[actor].slow >= 0:
         seconds = slowed(t.slow, t.actors[actor].slow, now, seconds)
@@ -335,9 +326,7 @@ def change_in_flight(t: Tables, connection, more, now):  # type: ignore[no-untyp
     peer = t.connections[connection].end
     kind = 1 if t.actors[actor].machine == t.actors[peer].machine else 0
     for end in (actor, peer):
-        change(
-            t.counts, t.calendar, t.actors, t.slow, t.devices, t.contention, end, kind, more, now, WORK_ENDS, N_EVENTS
-        )
+        change(t, t.actors, end, kind, more, now, WORK_ENDS, N_EVENTS)
 
 
 @inlined
@@ -610,9 +599,10 @@ def run_message(t: Tables, actor, op, now):  # type: ignore[no-untyped-def]
     choice = t.choices[actor * BLOCK + t.actors[actor].drawn - 1]
     if kind == DISPATCH:
         t.connections[connection].end = choice.end
-        t.connections[connection].target = choice.target
-        t.connections[connection].route = choice.route
-        t.connections[connection].back_route = choice.back_route
+        t.messages[2 * connection].target = choice.target
+        t.messages[2 * connection].route = choice.route
+        t.messages[2 * connection + 1].source = choice.target
+        t.messages[2 * connection + 1].route = choice.back_route
         t.connections[connection].begin = now
         t.connections[connection].under_way = 1
         queue_message(t, 2 * connection)
@@ -921,21 +911,19 @@ def _entry_point(stamp: int) -> Any:
     @entry
     def run_actors(  # type: ignore[no-untyped-def]
         table: Ints, limit, counts, reals, ops, seconds, actors, connections, servers, rounds, factors, choices,
-        slow, devices, contention, crashes, calendar, sends, log, pauses,
+        slow, devices, contention, crashes, calendar, sends, messages, log, pauses,
     ):  # fmt: skip
         """Simulate the actors up to and including `limit` (s), or until Python has to act; return the status."""
         stamp  # noqa: B018
         t = Tables(
             column(counts), column(reals), column(ops), column(seconds), column(actors), column(connections),
             column(servers), column(rounds), column(factors), column(choices), column(slow), column(devices),
-            column(contention), column(crashes), column(calendar), column(sends), column(log), pauses,
+            column(contention), column(crashes), column(calendar), column(sends), column(messages), column(log), pauses,
         )  # fmt: skip
-        counts, reals, ops, actors, connections = t.counts, t.reals, t.ops, t.actors, t.connections
+        counts, reals, ops, actors = t.counts, t.reals, t.ops, t.actors
         devices, calendar, sends, log = t.devices, t.calendar, t.sends, t.log
         net = attach(table)
-        while counts[N_WOKEN] > 0:
-            counts[N_WOKEN] -= 1
-            push(counts, calendar, calendar[counts[N_CALENDAR]].time, calendar[counts[N_CALENDAR]].item)
+        insert_woken(counts, calendar)
         if counts[ENDING] == 1:
             counts[ENDING] = 0
             schedule_event(t, reals[NOW], END, 0)
@@ -954,27 +942,13 @@ def _entry_point(stamp: int) -> Any:
                 counts[RESUMED] = actors[actor].next
                 resume(t, actor, now)
             elif actor < 0:
-                while counts[N_STALE] > 0 and stale(
-                    actors, calendar[0].item, calendar[0].sequence, WORK_ENDS, N_EVENTS
-                ):
-                    pop(counts, calendar)
-                    counts[N_STALE] -= 1
-                after = calendar[0].time if counts[N_CALENDAR] > 0 else np.inf
+                after = next_event(t, actors, WORK_ENDS, N_EVENTS)
                 if after > now:
                     for i in range(counts[N_SENDS]):
-                        connection = sends[i] >> 1
-                        back = sends[i] & 1
-                        nbytes = connections[connection].back_nbytes if back == 1 else connections[connection].nbytes
-                        source = connections[connection].target if back == 1 else connections[connection].source
-                        target = connections[connection].source if back == 1 else connections[connection].target
-                        route = connections[connection].back_route if back == 1 else connections[connection].route
-                        handle = counts[FIRST_HANDLE] + counts[N_SENT] * (2 * connections.size + 1) + sends[i]
-                        counts[N_SENT] += 1
-                        reals[NBYTES], reals[NBYTES + 1] = two_sum(reals[NBYTES], reals[NBYTES + 1], nbytes)
-                        call_send(counts[SEND], table, handle, source, target, route, nbytes, now)
+                        send(t, table, reals, sends[i], now)
                         reals[QUIET] = -np.inf
                         if devices.size > 0:
-                            change_in_flight(t, connection, 1, now)
+                            change_in_flight(t, sends[i] >> 1, 1, now)
                     n = counts[N_SENDS]
                     counts[N_SENDS] = 0
                     if devices.size > 0 and n > 0:
@@ -992,8 +966,8 @@ def _entry_point(stamp: int) -> Any:
                         time = net.reals[NETWORK_NOW]
                         counts[N_TAKEN] += n
                         for i in range(n):
-                            message = ((-1 - net.out[i].id) & LOCAL) % (2 * connections.size + 1)
-                            if message == 2 * connections.size:
+                            message = ((-1 - net.out[i].id) & LOCAL) % t.messages.size
+                            if message == t.messages.size - 1:
                                 net.out[counts[N_ELSEWHERE]].id = net.out[i].id
                                 net.out[counts[N_ELSEWHERE]].rank = net.out[i].rank
                                 counts[N_ELSEWHERE] += 1

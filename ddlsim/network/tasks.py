@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddlsim.compiler import entry, inlined, network_stamp
-from ddlsim.network.calendar import N_CALENDAR, pop, push
-from ddlsim.network.devices import N_STALE, change, schedule, slowed, stale
+from ddlsim.network.calendar import insert_woken, pop, push
+from ddlsim.network.devices import begin_work, change, next_event
 from ddlsim.network.intrinsics import attach, call_advance, call_join, call_send, column
 from ddlsim.network.pauses import earliest
 from ddlsim.network.state import FOREIGN, IDLE, LOCAL, N_OUT, Floats, Ints, Records, record
@@ -49,8 +49,7 @@ OTHERS = 11  # the network has completed something for other users, which they h
 ENTERED = 12  # all ranks of the prepared collectives enter them now, and one of these is large
 INTERRUPTED = 13  # other traffic enters the network while an episode is recorded or replayed
 
-# Places in `counts` (int64); N_CALENDAR (0), SEQUENCE (2) and N_STALE are those of the calendar
-N_WOKEN = 1  # events behind those of the calendar that are still to be inserted
+# Places in `counts` (int64); 0 to 2 and N_STALE are those of the calendar
 FIRST_ENDED, N_ENDED = 3, 4  # part of the list of ended tasks that is still to be handled
 FIRST_READY, N_READY = 5, 6
 N_JOINS, N_SENDS = 7, 8  # joins and messages to be sent at this instant
@@ -106,7 +105,7 @@ class Tables(NamedTuple):
     ready: Ints  # tasks that may start now
     join_instances: Ints
     join_ranks: Ints
-    sends: Ints
+    sends: Ints  # messages to be sent at this instant
     messages: Records  # MESSAGE; the last row is unused
     freed: Ints  # instances that have ended
     slow: Records  # SLOW
@@ -120,153 +119,137 @@ class Tables(NamedTuple):
 
 
 @inlined
-def occupy(counts, calendar, tasks, exchanges, slow, devices, contention, changes, now):  # type: ignore[no-untyped-def]
+def occupy(t: Tables, now):  # type: ignore[no-untyped-def]
     """Update the speed of devices whose communication began or ended at this instant."""
-    for i in range(counts[N_CHANGES]):
-        more = 1 if changes[i] > 0 else -1
-        row = abs(changes[i]) - 1
-        exchange = tasks[row].key
-        kind = exchanges[exchange].contention
-        device = tasks[row].device
-        other = exchanges[exchange].target if tasks[row].kind == SEND else -1
+    for i in range(t.counts[N_CHANGES]):
+        more = 1 if t.changes[i] > 0 else -1
+        row = abs(t.changes[i]) - 1
+        exchange = t.tasks[row].key
+        kind = t.exchanges[exchange].contention
+        device = t.tasks[row].device
+        other = t.exchanges[exchange].target if t.tasks[row].kind == SEND else -1
         while device >= 0 or other >= 0:
             if device < 0:
                 device = other
                 other = -1
-            change(counts, calendar, tasks, slow, devices, contention, device, kind, more, now, 0, 1)
+            change(t, t.tasks, device, kind, more, now, 0, 1)
             device = -1
-    counts[N_CHANGES] = 0
+    t.counts[N_CHANGES] = 0
 
 
 @inlined
-def release(counts, tasks, following, ready, left, row):  # type: ignore[no-untyped-def]
+def send(t, table, clock, message, now):  # type: ignore[no-untyped-def]
+    """Send a message: one of an executor's ``messages``."""
+    clock[1], clock[2] = two_sum(clock[1], clock[2], t.messages[message].nbytes)
+    handle = t.counts[FIRST_HANDLE] + t.counts[N_SENT] * t.messages.size + message
+    t.counts[N_SENT] += 1
+    call_send(
+        t.counts[SENDER], table, handle, t.messages[message].source, t.messages[message].target,
+        t.messages[message].route, t.messages[message].nbytes, now,
+    )  # fmt: skip
+
+
+@inlined
+def release(t: Tables, row):  # type: ignore[no-untyped-def]
     """Let the tasks be ready that have only waited for one that has ended; return whether it was the last of its
     step."""
-    n = counts[N_READY]
-    for i in range(tasks[row].first, tasks[row].last):
-        after = following[i]
-        missing = tasks[after].missing - 1
-        tasks[after].missing = missing
+    n = t.counts[N_READY]
+    for i in range(t.tasks[row].first, t.tasks[row].last):
+        after = t.following[i]
+        missing = t.tasks[after].missing - 1
+        t.tasks[after].missing = missing
         if missing == 0:
-            ready[n] = after
+            t.ready[n] = after
             n += 1
-    counts[N_READY] = n
-    step = tasks[row].step
-    left[step] -= 1
-    if left[step] == 0:
-        counts[ARGUMENT] = step
+    t.counts[N_READY] = n
+    step = t.tasks[row].step
+    t.left[step] -= 1
+    if t.left[step] == 0:
+        t.counts[ARGUMENT] = step
         return True
     return False
 
 
 @inlined
-def finish(  # type: ignore[no-untyped-def]
-    counts, tasks, following, exchanges, devices, changes, ended, ready, left, row, now
-):
+def finish(t: Tables, row, now):  # type: ignore[no-untyped-def]
     """End a task; return whether it was the last of its step."""
-    tasks[row].end = now
-    if devices.size > 0 and (tasks[row].kind in EXCHANGED or (tasks[row].kind == ASKED and tasks[row].key >= 0)):
-        changes[counts[N_CHANGES]] = -1 - row
-        counts[N_CHANGES] += 1
-    elif tasks[row].device >= 0 and devices[tasks[row].device].row == row:
-        devices[tasks[row].device].row = -1
-    if tasks[row].kind == SEND:
-        exchange = tasks[row].key
-        exchanges[exchange].delivered = 1
-        receive = exchanges[exchange].waiting
+    t.tasks[row].end = now
+    kind = t.tasks[row].kind
+    if t.devices.size > 0 and (kind in EXCHANGED or (kind == ASKED and t.tasks[row].key >= 0)):
+        t.changes[t.counts[N_CHANGES]] = -1 - row
+        t.counts[N_CHANGES] += 1
+    elif t.tasks[row].device >= 0 and t.devices[t.tasks[row].device].row == row:
+        t.devices[t.tasks[row].device].row = -1
+    if kind == SEND:
+        exchange = t.tasks[row].key
+        t.exchanges[exchange].delivered = 1
+        receive = t.exchanges[exchange].waiting
         if receive >= 0:
-            exchanges[exchange].waiting = -1
-            counts[FIRST_ENDED] -= 1  # it ends next, before others
-            ended[counts[FIRST_ENDED]] = receive
-    return release(counts, tasks, following, ready, left, row)
+            t.exchanges[exchange].waiting = -1
+            t.counts[FIRST_ENDED] -= 1  # it ends next, before others
+            t.ended[t.counts[FIRST_ENDED]] = receive
+    return release(t, row)
 
 
 @inlined
-def begin(  # type: ignore[no-untyped-def]
-    counts,
-    tasks,
-    following,
-    exchanges,
-    calendar,
-    instances,
-    ranks,
-    sends,
-    slow,
-    devices,
-    contention,
-    changes,
-    pauses,
-    ready,
-    left,
-    row,
-    now,
-):
+def begin(t: Tables, row, now):  # type: ignore[no-untyped-def]
     """Start a task that is ready; return END, or what Python must do: before it starts (PREPARE, OVERRUN), or after."""
-    start = earliest(pauses, now)
+    start = earliest(t.pauses, now)
     if start > now:
-        counts[FIRST_READY] += 1
-        push(counts, calendar, start, HELD - row)
+        t.counts[FIRST_READY] += 1
+        push(t.counts, t.calendar, start, HELD - row)
         return END
-    kind = tasks[row].kind
-    exchange = tasks[row].key
-    counts[ARGUMENT] = exchange
-    if not np.isnan(tasks[row].end):
-        counts[ARGUMENT] = row
+    kind = t.tasks[row].kind
+    exchange = t.tasks[row].key
+    t.counts[ARGUMENT] = exchange
+    if not np.isnan(t.tasks[row].end):
+        t.counts[ARGUMENT] = row
         return OVERRUN
-    if kind == JOIN and exchanges[exchange].instance < 0:
+    if kind == JOIN and t.exchanges[exchange].instance < 0:
         return PREPARE
-    seconds = tasks[row].seconds
+    seconds = t.tasks[row].seconds
     if kind == ASKED and np.isnan(seconds):
-        counts[ARGUMENT] = row
+        t.counts[ARGUMENT] = row
         return ASKING
-    counts[FIRST_READY] += 1
-    tasks[row].start = now
-    tasks[row].missing = tasks[row].waits
-    if devices.size > 0 and (kind in (JOIN, MEETING, SEND) or (kind == ASKED and exchange >= 0)):
-        changes[counts[N_CHANGES]] = 1 + row
-        counts[N_CHANGES] += 1
+    t.counts[FIRST_READY] += 1
+    t.tasks[row].start = now
+    t.tasks[row].missing = t.tasks[row].waits
+    if t.devices.size > 0 and (kind in (JOIN, MEETING, SEND) or (kind == ASKED and exchange >= 0)):
+        t.changes[t.counts[N_CHANGES]] = 1 + row
+        t.counts[N_CHANGES] += 1
     if kind == WORK or (kind == OPTIONAL and seconds > 0.0) or (kind == ASKED and seconds < np.inf):
-        device = tasks[row].device
-        if device >= 0:
-            devices[device].row = row
-            devices[device].work = seconds
-            devices[device].since = now
-            schedule(counts, calendar, tasks, slow, devices, contention, device, now, 0, 1)
-            return END
-        if tasks[row].slow >= 0:
-            seconds = slowed(slow, tasks[row].slow, now, seconds)
-        push(counts, calendar, now + seconds, row)
+        begin_work(t, t.tasks, t.tasks[row].device, row, seconds, now, 0, 1)
     elif kind == JOIN:
-        n = counts[N_JOINS]
-        instances[n] = exchanges[exchange].instance
-        ranks[n] = tasks[row].place
-        counts[N_JOINS] = n + 1
+        n = t.counts[N_JOINS]
+        t.join_instances[n] = t.exchanges[exchange].instance
+        t.join_ranks[n] = t.tasks[row].place
+        t.counts[N_JOINS] = n + 1
     elif kind in (QUEUED, MEETING):
-        exchanges[exchange].not_ready -= 1
-        if exchanges[exchange].not_ready == 0:
+        t.exchanges[exchange].not_ready -= 1
+        if t.exchanges[exchange].not_ready == 0:
             return READY
     elif kind == OPTIONAL:
-        tasks[row].end = now
-        left[tasks[row].step] -= 1
-        after = following[tasks[row].first]
-        tasks[after].missing -= 1
-        if tasks[after].missing == 0:  # it starts at once, in place of this task
-            counts[FIRST_READY] -= 1
-            ready[counts[FIRST_READY]] = after
+        t.tasks[row].end = now
+        t.left[t.tasks[row].step] -= 1
+        after = t.following[t.tasks[row].first]
+        t.tasks[after].missing -= 1
+        if t.tasks[after].missing == 0:  # it starts at once, in place of this task
+            t.counts[FIRST_READY] -= 1
+            t.ready[t.counts[FIRST_READY]] = after
     elif kind == SEND:
-        sends[counts[N_SENDS]] = row
-        counts[N_SENDS] += 1
+        t.sends[t.counts[N_SENDS]] = t.tasks[row].place
+        t.counts[N_SENDS] += 1
     elif kind == ASKED:
-        tasks[row].ticket = -1
+        t.tasks[row].ticket = -1
         return END
     elif kind == SKIPPED:
-        tasks[row].end = now
-        if release(counts, tasks, following, ready, left, row):
+        t.tasks[row].end = now
+        if release(t, row):
             return STEP
-    elif exchanges[exchange].delivered == 1:
-        push(counts, calendar, now, row)
+    elif t.exchanges[exchange].delivered == 1:
+        push(t.counts, t.calendar, now, row)
     else:
-        exchanges[exchange].waiting = row
+        t.exchanges[exchange].waiting = row
     return END
 
 
@@ -299,43 +282,43 @@ def sort(out, n):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def take(counts, out, n, state, exchanges, members, launches, messages, ended, freed):  # type: ignore[no-untyped-def]
+def take(t: Tables, out, n, state):  # type: ignore[no-untyped-def]
     """List the tasks that the network has completed and the instances that are free again, before any new task starts.
 
     Completions without tasks move to the front of `out`.
     """
     sort(out, n)
-    at = counts[N_ENDED]
+    at = t.counts[N_ENDED]
     for i in range(n):
         instance = out[i].id
-        message = ((-1 - instance) & LOCAL) % messages.size
-        if instance < 0 and message < messages.size - 1:
-            ended[at] = messages[message].row
+        message = ((-1 - instance) & LOCAL) % t.messages.size
+        if instance < 0 and message < t.messages.size - 1:
+            t.ended[at] = t.messages[message].row
             at += 1
-            counts[N_FLYING] -= 1
+            t.counts[N_FLYING] -= 1
             continue
-        key = launches[instance].key if instance >= 0 else -1
+        key = t.launches[instance].key if instance >= 0 else -1
         if key < 0:
-            out[counts[N_ELSEWHERE]].id = instance
-            out[counts[N_ELSEWHERE]].rank = out[i].rank
-            counts[N_ELSEWHERE] += 1
+            out[t.counts[N_ELSEWHERE]].id = instance
+            out[t.counts[N_ELSEWHERE]].rank = out[i].rank
+            t.counts[N_ELSEWHERE] += 1
             if instance < 0:
                 continue
-        elif out[i].rank < exchanges[key].size:  # other ranks have no tasks
+        elif out[i].rank < t.exchanges[key].size:  # other ranks have no tasks
             while key >= 0:
-                ended[at] = members[exchanges[key].first + out[i].rank]
+                t.ended[at] = t.members[t.exchanges[key].first + out[i].rank]
                 at += 1
-                key = exchanges[key].next
-            launches[instance].left -= 1
-            if launches[instance].left == 0 and launches[instance].queue >= 0:
-                ended[at] = -1 - launches[instance].queue
+                key = t.exchanges[key].next
+            t.launches[instance].left -= 1
+            if t.launches[instance].left == 0 and t.launches[instance].queue >= 0:
+                t.ended[at] = -1 - t.launches[instance].queue
                 at += 1
         if state[instance].ranks_left == 0 and (i + 1 == n or out[i + 1].id != instance):
-            freed[counts[N_FREED]] = instance
-            counts[N_FREED] += 1
-            launches[instance].key = -1
-    counts[N_ENDED] = at
-    counts[N_TAKEN] += n
+            t.freed[t.counts[N_FREED]] = instance
+            t.counts[N_FREED] += 1
+            t.launches[instance].key = -1
+    t.counts[N_ENDED] = at
+    t.counts[N_TAKEN] += n
 
 
 def _entry_point(stamp: int) -> Any:
@@ -351,25 +334,20 @@ def _entry_point(stamp: int) -> Any:
         If the limit is in the past, finish only the present instant, without joining or sending anything.
         """
         stamp  # noqa: B018
-        counts, clock, tasks, following = column(counts), column(clock), column(tasks), column(following)
-        exchanges, members, launches, left = column(exchanges), column(members), column(launches), column(left)
-        calendar, ended, ready, sends = column(calendar), column(ended), column(ready), column(sends)
-        messages, freed, slow = column(messages), column(freed), column(slow)
-        devices, contention, changes = column(devices), column(contention), column(changes)
-        instances, ranks = column(join_instances), column(join_ranks)
+        t = Tables(
+            column(counts), column(clock), column(tasks), column(following), column(exchanges), column(members),
+            column(launches), column(left), column(calendar), column(ended), column(ready), column(join_instances),
+            column(join_ranks), column(sends), column(messages), column(freed), column(slow), column(devices),
+            column(contention), column(changes), pauses,
+        )  # fmt: skip
+        counts, clock, ended, calendar = t.counts, t.now, t.ended, t.calendar
         net = attach(table)
-        while counts[N_WOKEN] > 0:
-            counts[N_WOKEN] -= 1
-            push(counts, calendar, calendar[counts[N_CALENDAR]].time, calendar[counts[N_CALENDAR]].item)
+        insert_woken(counts, calendar)
         while True:
             while True:
                 now = clock[0]
                 if counts[FIRST_READY] < counts[N_READY]:
-                    row = ready[counts[FIRST_READY]]
-                    status = begin(
-                        counts, tasks, following, exchanges, calendar, instances, ranks, sends, slow,
-                        devices, contention, changes, pauses, ready, left, row, now,
-                    )  # fmt: skip
+                    status = begin(t, t.ready[counts[FIRST_READY]], now)
                     if status != END:
                         return status
                 elif counts[FIRST_ENDED] < counts[N_ENDED]:
@@ -380,7 +358,7 @@ def _entry_point(stamp: int) -> Any:
                     if row < 0:
                         counts[ARGUMENT] = -1 - row
                         return LAUNCHED
-                    if finish(counts, tasks, following, exchanges, devices, changes, ended, ready, left, row, now):
+                    if finish(t, row, now):
                         return STEP
                 else:
                     break
@@ -389,11 +367,8 @@ def _entry_point(stamp: int) -> Any:
             counts[FIRST_ENDED] = 0
             counts[N_ENDED] = 0
             if counts[N_CHANGES] > 0:
-                occupy(counts, calendar, tasks, exchanges, slow, devices, contention, changes, now)
-            while counts[N_STALE] > 0 and stale(tasks, calendar[0].item, calendar[0].sequence, 0, 1):
-                pop(counts, calendar)
-                counts[N_STALE] -= 1
-            after = calendar[0].time if counts[N_CALENDAR] > 0 else np.inf
+                occupy(t, now)
+            after = next_event(t, t.tasks, 0, 1)
             if after > now:
                 if limit < now:
                     return LIMIT
@@ -413,14 +388,7 @@ def _entry_point(stamp: int) -> Any:
                 counts[N_SENDS] = 0
                 counts[N_FLYING] += n
                 for i in range(n):
-                    message = tasks[sends[i]].place
-                    clock[1], clock[2] = two_sum(clock[1], clock[2], messages[message].nbytes)
-                    handle = counts[FIRST_HANDLE] + counts[N_SENT] * messages.size + message
-                    call_send(
-                        counts[SENDER], table, handle, messages[message].source, messages[message].target,
-                        messages[message].route, messages[message].nbytes, now,
-                    )  # fmt: skip
-                    counts[N_SENT] += 1
+                    send(t, table, clock, t.sends[i], now)
             status = call_advance(counts[ADVANCE], table, min(after, limit))
             if status == NETWORK_FULL:
                 return FULL
@@ -430,14 +398,14 @@ def _entry_point(stamp: int) -> Any:
                 clock[0] = net.reals[NETWORK_NOW]
                 n = net.counts[N_OUT]
                 net.counts[N_OUT] = 0
-                take(counts, net.out, n, net.instances, exchanges, members, launches, messages, ended, freed)
+                take(t, net.out, n, net.instances)
                 if counts[N_ELSEWHERE] > 0:
                     return ELSEWHERE
             elif after <= max(limit, now) and after < np.inf:
                 clock[0] = after
                 item = pop(counts, calendar)
                 if item <= HELD:
-                    ready[0] = HELD - item
+                    t.ready[0] = HELD - item
                     counts[N_READY] = 1
                     continue
                 if item < 0:

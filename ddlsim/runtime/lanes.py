@@ -15,11 +15,11 @@ import numpy as np
 from ddlsim.collectives.nccl import MESSAGE_CHANNELS
 from ddlsim.errors import DdlsimError, DeadlockError
 from ddlsim.network import lanes as ls
+from ddlsim.network import tasks as ts
 from ddlsim.network.addresses import addresses, send_address
-from ddlsim.network.calendar import EVENT, N_CALENDAR, SEQUENCE
+from ddlsim.network.calendar import EVENT, N_CALENDAR, SEQUENCE, first_time, wake
 from ddlsim.network.devices import CONTENTION, DEVICE, SLOW
 from ddlsim.network.state import Bools, Floats, Ints, Records
-from ddlsim.network.tasks import N_WOKEN
 from ddlsim.runtime.codec import Messages
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.cycles import Cycles
@@ -69,22 +69,24 @@ class Lanes:
         self._stale: list[int] = []  # staleness of services that has not been recorded yet
         self.tables = self._tables(peers or [range(max(len(servers), 1))] * len(context.workers), depth, servers)
         context.devices.append(self.tables.devices)
-        connections = self.tables.connections
-        connections["nbytes"] = connections["back_nbytes"] = nbytes
-        connections["source"] = np.array(context.nodes)[connections["actor"]]
+        connections, sent = self.tables.connections, self.tables.messages
+        sources = np.array(context.nodes)[connections["actor"]]
         nodes = [node for node, _ in servers] if servers else context.nodes
-        connections["target"] = np.array(nodes)[connections["end"]]
-        network, source, target = context.loop.network, connections["source"].tolist(), connections["target"].tolist()
+        targets = np.array(nodes)[connections["end"]]
+        network, requests, answers = context.loop.network, sent[:-1:2], sent[1::2]
+        requests["source"] = answers["target"] = sources
+        requests["target"] = answers["source"] = targets
+        sent["nbytes"] = nbytes
         if len(connections) and choose is None:
-            connections["route"] = network.routes(source, target)
-            connections["back_route"] = network.routes(target, source) if servers else 0
+            requests["route"] = network.routes(sources.tolist(), targets.tolist())
+            answers["route"] = network.routes(targets.tolist(), sources.tolist()) if servers else 0
         network.reserve(len(connections))
-        network.stride = 2 * len(connections) + 1
+        network.stride = len(sent)
         self.tables.actors["op"] = begin
         counts = self.tables.counts
         counts[ls.FIRST_OP] = begin
-        counts[ls.ADVANCE], counts[ls.SEND] = addresses()[0], send_address()
-        counts[ls.FIRST_HANDLE] = network.first_handle
+        counts[ts.ADVANCE], counts[ts.SENDER] = addresses()[0], send_address()
+        counts[ts.FIRST_HANDLE] = network.first_handle
         counts[ls.RETURNS], counts[ls.SPANS] = self.follows, context.recorder.keep_spans
         context.plan = Cycles(
             context.workers, [*self.ops[begin:], *self.ops[:begin]], nbytes, messages,
@@ -152,6 +154,7 @@ class Lanes:
             slow=np.array(slow, dtype=SLOW), devices=devices, contention=contention,
             crashes=np.array(down, dtype=ls.CRASH), calendar=calendar,
             sends=np.zeros(len(connections) + 1, dtype=np.int64),
+            messages=np.zeros(2 * len(connections) + 1, dtype=ts.MESSAGE),
             log=np.zeros(max(LOG_ROWS, 4 * len(ops)), dtype=ls.ROW), pauses=context.loop.network.pauses,
         )  # fmt: skip
 
@@ -213,13 +216,13 @@ class Lanes:
         self.set_seconds(worker, "encode", seconds)
         if self.packs:
             first, last = (int(self.tables.actors[name][worker.rank]) for name in ("first", "last"))
-            self.tables.connections["nbytes"][first:last] = sizes
+            self.tables.messages["nbytes"][2 * first : 2 * last : 2] = sizes
 
     def set_answers(self, worker: Worker, sizes: Sequence[float], server: int = 0) -> None:
         """Set the sizes in bytes of the next answers to a worker, from `server` on, if the run compresses."""
         if self.packs:
             first = int(self.tables.actors["first"][worker.rank]) + server
-            self.tables.connections["back_nbytes"][first : first + len(sizes)] = sizes
+            self.tables.messages["nbytes"][2 * first + 1 : 2 * (first + len(sizes)) : 2] = sizes
 
     def set_service(self, worker: Worker, seconds: float) -> None:
         """Set the seconds after which the peer that has received a worker's message answers."""
@@ -248,11 +251,10 @@ class Lanes:
         return self._over
 
     def next(self) -> float:
-        counts, calendar = self.tables.counts, self.tables.calendar["time"]
-        n, woken = int(counts[N_CALENDAR]), int(counts[N_WOKEN])
-        if counts[[ls.N_SENDS, ls.ENDING]].any() or (counts[[ls.PENDING, ls.RESUMED, ls.ASKING]] >= 0).any():
+        counts = self.tables.counts
+        if counts[[ts.N_SENDS, ls.ENDING]].any() or (counts[[ls.PENDING, ls.RESUMED, ls.ASKING]] >= 0).any():
             return float(self.tables.reals[ls.NOW])
-        return float(min([*calendar[[*range(min(n, 1)), *range(n, n + woken)]].tolist(), self.context.loop.next()]))
+        return min(first_time(counts, self.tables.calendar), self.context.loop.next())
 
     def go(self, limit: float, halt: Callable[[], bool] | None) -> None:
         """Go on as :class:`~ddlsim.runtime.loop.Driver` says; `halt` is asked after updates."""
@@ -267,11 +269,11 @@ class Lanes:
         while status not in (ls.OVER, ls.LIMIT, ls.OTHERS):
             loop.check()
             until = min(limit, loop.next())
-            counts[ls.N_SENT], self.tables.reals[ls.QUIET] = loop.network.n_sent, -np.inf
+            counts[ts.N_SENT], self.tables.reals[ls.QUIET] = loop.network.n_sent, -np.inf
             status = ls.run_actors(loop.network.table, float(until), *self.tables)
             now = float(self.tables.reals[ls.NOW])
-            taken, counts[ls.N_TAKEN] = int(counts[ls.N_TAKEN]), 0
-            loop.network.has_run(until if status == ls.LIMIT else now, taken, (), int(counts[ls.N_SENT]))
+            taken, counts[ts.N_TAKEN] = int(counts[ts.N_TAKEN]), 0
+            loop.network.has_run(until if status == ls.LIMIT else now, taken, (), int(counts[ts.N_SENT]))
             self._follow()
             if status == ls.LIMIT and loop.next() <= until < np.inf:
                 loop.turn(until)
@@ -312,7 +314,7 @@ class Lanes:
     def _complete(self) -> None:
         """Trigger the events of processes whose messages or collectives have ended."""
         loop, counts, when = self.context.loop, self.tables.counts, float(self.tables.reals[ls.WHEN])
-        n, counts[ls.N_ELSEWHERE] = int(counts[ls.N_ELSEWHERE]), 0
+        n, counts[ts.N_ELSEWHERE] = int(counts[ts.N_ELSEWHERE]), 0
         loop.complete(*loop.network.completed(n), when)
 
     def _fetch(self, worker: Worker) -> None:
@@ -327,9 +329,7 @@ class Lanes:
 
     def _wake(self, item: int) -> None:
         """Schedule an event of the kernel for the present instant."""
-        counts = self.tables.counts
-        self.tables.calendar[counts[N_CALENDAR] + counts[N_WOKEN]] = (self.context.loop.now, 0, item)
-        counts[N_WOKEN] += 1
+        wake(self.tables.counts, self.tables.calendar, self.context.loop.now, item)
 
     def _refill(self, rank: int) -> None:
         block = self.context.workers[rank].factors.take(ls.BLOCK)
