@@ -20,13 +20,14 @@ Variation = Annotated[float, number(0.0, 1.0)]
 class Spread:
     """Permanent speed differences between devices of the same kind, based on measurements.
 
-    variation  width of the distribution of the devices' compute times, without outliers and as a fraction of the
-               median. It is the distance between the whiskers of a box plot (Q1 - 1.5 IQR and Q3 + 1.5 IQR).
-               Measurements on five clusters with NVIDIA and AMD GPUs give an average of 0.08 and a maximum of 0.22 over
-               the applications (Sinha et al., Not All GPUs Are Created Equal, SC 2022, arXiv:2208.11035;
-               ``percent_variability`` in plot_script/plot_aggregated.py of their artifact,
-               github.com/hal-uw/gpu_variability_sc22_artifact). Chips of the same kind require different voltages, so
-               their clock rates differ at the same power.
+    variation    width of the distribution of the devices' compute times, without outliers and as a fraction of the
+                 median: the distance between the whiskers of a box plot (Q1 - 1.5 IQR and Q3 + 1.5 IQR). On five
+                 clusters of GPUs, it is 0.08 on average and at most 0.22 over the applications (Sinha et al., Not All
+                 GPUs Are Created Equal, SC 2022, arXiv:2208.11035; ``percent_variability`` in
+                 plot_script/plot_aggregated.py of github.com/hal-uw/gpu_variability_sc22_artifact)
+    measured_on  None: every device has its own speed. Otherwise, all devices are as slow as the slowest of them, as in
+                 synchronous training, relative to steps that were measured on this number of devices. Such runs are
+                 simulated as quickly as those of equal devices
 
     The compute time of the k-th fastest of n devices is the expected value of the k-th smallest of n normal samples
     (Blom 1958), so a run represents the average of many such clusters. The run's seed determines which device has which
@@ -34,10 +35,15 @@ class Spread:
     """
 
     variation: Variation = 0.08
+    measured_on: Count | None = None
 
     @checked
     def relative_times(self, n: Count) -> list[float]:
-        """Return the compute times of n devices relative to the median, in ascending order."""
+        """Return the compute times of n devices relative to the median, in ascending order; with `measured_on`,
+        relative to those that were measured."""
+        if self.measured_on is not None:
+            of_n, measured = (Spread(self.variation).relative_times(k)[-1] for k in (n, min(n, self.measured_on)))
+            return [of_n / measured] * n
         from statistics import NormalDist  # slow to import
 
         sd, normal = self.variation / WHISKERS, NormalDist()

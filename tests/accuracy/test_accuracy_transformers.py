@@ -19,10 +19,10 @@ def test_one_machine() -> None:
 
 
 def test_several_machines() -> None:
-    """9.9 % on all rows, wanted 6; of up to 256 GPUs. Causes are on the page."""
+    """8.8 % on all rows, wanted 6; of up to 256 GPUs. Causes are on the page."""
     rows = vtrain.multi_rows(most=256)
     assert len(rows) == 24
-    assert mean_error(rows) <= 0.10
+    assert mean_error(rows) <= 0.092
     assert np.median([abs(row.error) for row in rows]) <= 0.05
     found = dict(vtrain.correlations(rows))
     assert found["GPT 3.6B, 64 GPUs"] >= 0.94
@@ -41,14 +41,14 @@ def test_table_5() -> None:
 
 
 def test_weak_scaling_on_a100() -> None:
-    """Nothing is fitted: 9.2 % mean, all too fast; larger ones are on the page.
+    """Nothing is fitted: 7.9 % mean, all too fast; larger ones are on the page.
 
-    The smallest model has no tensor groups, whose all-reduces are slower with their last step: ratios differ by 7.8 %.
+    The smallest models on the fewest GPUs are 10 to 11 % too fast, those on 512 GPUs 2.4 %: ratios differ by 8.8 %.
     """
     rows = megatron.a100_rows(512)
     assert not any(row.fitted_on for row in rows)
-    assert mean_error(rows) <= 0.095
-    assert max(row.error for row in rows) - min(row.error for row in rows) <= 0.08  # their ratios
+    assert mean_error(rows) <= 0.08
+    assert max(row.error for row in rows) - min(row.error for row in rows) <= 0.09  # their ratios
 
 
 def test_weak_scaling_on_h100() -> None:

@@ -149,6 +149,26 @@ def test_times_are_those_expected_of_a_normal_distribution(n):
     assert pytest.approx(5.396, abs=1e-3) == WHISKERS
 
 
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 4)])
+def test_synchronous_training_has_the_pace_of_the_slowest_device(tensor, pipeline):
+    """With a pipeline a little less: while it fills and drains, other stages than the slowest one count as well."""
+    strategy = ddlsim.Parallel(tensor=tensor, pipeline=pipeline, data=16 // tensor // pipeline, overlap="none")
+    model = "megatron+dim=1024+layers=8+heads=16"
+    n = {"batch_size": 256, "workers": 16, "stack": "megatron-2021", "precision": "fp16", "steps": 1, "warmup": 0}
+    equal, pace, each = (
+        ddlsim.simulate("selene+n_leaves=8", model, strategy, speed=speed, **n).step_time
+        for speed in (None, Spread(measured_on=1), Spread())
+    )
+    assert each <= pace * (1.0 + 1e-9)
+    assert pace - each <= (0.1 if pipeline > 1 else 1e-3) * (pace - equal)
+
+
+def test_pace_is_relative_to_the_devices_that_were_measured():
+    slowest = {n: Spread().relative_times(n)[-1] for n in (8, 512)}
+    assert Spread(measured_on=8).relative_times(512) == [slowest[512] / slowest[8]] * 512
+    assert Spread(measured_on=8).speeds(4) == (1.0,) * 4  # as measured
+
+
 def test_no_variation_changes_nothing():
     assert run(speed=Spread(0.0)).step_times.tolist() == run().step_times.tolist()
     assert Spread().speeds(1) == (1.0,)
