@@ -33,6 +33,7 @@ from ddlsim.cluster import Host, star
 from ddlsim.planner import Recommendation, search
 from ddlsim.planner.bounds import Bound
 from ddlsim.planner.candidates import Candidate, candidates
+from ddlsim.planner.evaluate import Evaluator
 from ddlsim.planner.search import SAME, SIMULATED, Search, Trial, levels, preferred
 from ddlsim.planner.target import Figures
 
@@ -153,7 +154,7 @@ def test_no_bound_leaves_out_what_would_be_preferred(seed: int, monkeypatch: pyt
         def simulate(self, wanted: Sequence[Candidate]) -> list[Trial]:
             return [Trial(one, SIMULATED, figures=figures[one]) for one in wanted]
 
-    found = Faked(target, None, 3, True, SAMPLES).run(made)  # type: ignore[arg-type]
+    found = Faked(target, Evaluator(1), 3, True, SAMPLES).run(made)
     every = preferred([Trial(one, SIMULATED, figures=figures[one]) for one in made], target)
     assert [one.candidate.number for one in found[:3]] == [one.candidate.number for one in every[:3]]
     assert every[0].candidate is chosen(target, every).candidate

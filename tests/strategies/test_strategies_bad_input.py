@@ -191,7 +191,7 @@ def test_more_stages_than_devices() -> None:
 
 @pytest.mark.parametrize(("strategy", "model", "batch_size", "text"), [
     (Parallel(pipeline=4, micro_batch=16), "bert-large", 256,
-     "; the nearest that fit: recompute='selective' (14.7 GB); recompute='full' (3.6 GB)"),
+     "; the nearest that fit: recompute='selective' (15.3 GB); recompute='full' (3.6 GB)"),
     (FSDP(), "llama-70b", 64, "optimizer alone are 827.7 GB: use 49 workers or more, of which the cluster has only 8"),
     (FSDP(stage=1), "gpt2-xl", 8, "; the nearest that fit: stage="),
     (Hybrid(), "vgg-a", 80000, "; the largest batch that fits is 323; of all workers together batch_size=2584"),
