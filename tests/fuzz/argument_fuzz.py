@@ -147,7 +147,7 @@ def fuzz(only="", share=1.0, seed=0, *, show=False):
             if not re.search(only, name) or make is None:
                 continue
             parameters = list(inspect.signature(target).parameters)
-            for parameter in parameters:
+            for parameter in (each for each in parameters if each != "self"):  # which Python fills in
                 left_out = LEFT_OUT.get(f"{name.rpartition('.')[2]}.{parameter}", ())
                 for value in VALUES:
                     if value not in left_out and draws.random() < share:
