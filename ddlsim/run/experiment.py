@@ -238,11 +238,18 @@ class Experiment:
     def speeds(self, n_workers: Count) -> tuple[float, ...]:
         """Return the speed factor of each of `n_workers` workers.
 
-        Raises ConfigError if `speed` is a list of another length.
+        Raises ConfigError if `speed` is a list of another length, or the pace of the slowest device although no worker
+        waits for it.
         """
         if self.speed is None:
             return (1.0,) * n_workers
         if isinstance(self.speed, Spread):
+            if self.speed.measured_on is not None and contract.of(self.strategy).is_asynchronous:
+                raise ConfigError(
+                    f"speed = Spread(measured_on={self.speed.measured_on}): gives all workers the pace of the "
+                    f"slowest, but those of {contract.of(self.strategy).name} do not wait for each other; use "
+                    "speed=ddlsim.Spread()"
+                )
             return self.speed.speeds(n_workers, self.seed)
         if len(self.speed) != n_workers:
             raise ConfigError(f"speed has {len(self.speed)} factors for {n_workers} workers; pass one per worker")

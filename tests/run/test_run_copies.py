@@ -9,7 +9,7 @@ import pytest
 
 import ddlsim
 from ddlsim import AllReduce, Copies, Measured, Spread
-from ddlsim.cluster import MultiGpu, star
+from ddlsim.cluster import MultiGpu, star, with_detail
 from ddlsim.errors import ConfigError
 from ddlsim.spread import WHISKERS
 from ddlsim.workload import order_statistics
@@ -167,6 +167,17 @@ def test_pace_is_relative_to_the_devices_that_were_measured():
     slowest = {n: Spread().relative_times(n)[-1] for n in (8, 512)}
     assert Spread(measured_on=8).relative_times(512) == [slowest[512] / slowest[8]] * 512
     assert Spread(measured_on=8).speeds(4) == (1.0,) * 4  # as measured
+
+
+@pytest.mark.parametrize("strategy", [ddlsim.AsyncParameterServer(), ddlsim.ADPSGD()])
+def test_workers_that_do_not_wait_have_no_common_pace(strategy):
+    with pytest.raises(ConfigError, match=r"Spread\(measured_on=8\): .* do not wait for each other; use speed"):
+        ddlsim.simulate("dgx1-v100", "resnet50", strategy, 32, workers=4, speed=Spread(measured_on=8))
+
+
+def test_links_have_no_common_pace():
+    with pytest.raises(ConfigError, match=r"Spread\(measured_on=8\): is for devices; leave measured_on out"):
+        with_detail(star(4, bandwidth="1 Gbit/s"), spread=Spread(measured_on=8))
 
 
 def test_no_variation_changes_nothing():
