@@ -247,7 +247,7 @@ _Part = Annotated[float, number(0.0, 1.0, below=True)]
 
 def _variation(value: object, where: str) -> object:
     if isinstance(value, Spread) and value.measured_on is not None:
-        raise ConfigError(f"{where}: Spread(measured_on={value.measured_on}): is for devices; leave measured_on out")
+        raise ConfigError(f"{where} = Spread(measured_on={value.measured_on}): is for devices; leave measured_on out")
     return value.variation if isinstance(value, Spread) else cast("Rule", rule_of(Variation))(value, where)
 
 

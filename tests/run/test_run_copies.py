@@ -177,7 +177,7 @@ def test_workers_that_do_not_wait_have_no_common_pace(strategy):
 
 def test_links_have_no_common_pace():
     with pytest.raises(ConfigError, match=r"Spread\(measured_on=8\): is for devices; leave measured_on out"):
-        with_detail(star(4, bandwidth="1 Gbit/s"), spread=Spread(measured_on=8))
+        with_detail(ddlsim.load_cluster("office-1gbe"), spread=Spread(measured_on=8))
 
 
 def test_no_variation_changes_nothing():
