@@ -423,7 +423,7 @@ FAMILIES = (
         "mosaic_fsdp", "Transformers with PyTorch FSDP: several machines from one", 0.04, "mosaic_fsdp",
         "Four numbers are fitted to the rows with one machine of 8 GPUs. Two belong to the stack `llm-foundry`: the "
         "efficiency of matrix products and the element-wise traffic. The others are the rates of Triton's attention "
-        "on H100 and A100. GPUs are as slow as the slowest one is expected to be (`Spread(measured_on=8)`).",
+        "on H100 and A100. GPUs are as slow as the slowest one is expected to be (`measured_on` of the stack).",
         mosaic_fsdp.rows,
         causes=(
             ("A100 40GB_1b", "32 GPUs", "Each GPU is 18 % slower here than in the rows with 8 and 16 GPUs and smaller "
@@ -487,7 +487,7 @@ FAMILIES = (
         "vtrain_multi", "Megatron-DeepSpeed on 8 to 64 machines of 8 A100", 0.06, "vtrain",
         "The device catalogue is fitted to 363 step times that were measured on a single machine. Nothing is fitted to "
         "the rows on this page. The simulated exchange of gradients follows DeepSpeed's code. GPUs are as slow as the "
-        "slowest one is expected to be (`Spread(measured_on=8)`).",
+        "slowest one is expected to be (`measured_on` of the stack).",
         vtrain.multi_rows,
         causes=(
             ("3.6B", "micro-batch 64", "A micro-batch of 64 samples takes twice as long as two micro-batches of 32. "
@@ -515,13 +515,13 @@ FAMILIES = (
         "Nothing is fitted to these rows: the stack `megatron-2021@2022-05` takes its times from Megatron-DeepSpeed on "
         "one machine of another cluster. The source does not state the type in which gradients are summed; fp32 is "
         "assumed, with which Megatron-LM fuses the sum into matrix products. GPUs are as slow as the slowest one is "
-        "expected to be (`Spread(measured_on=8)`).",
+        "expected to be (`measured_on` of the stack).",
         megatron.table_5_rows,
     ),
     Family(
         "megatron_a100", "Megatron-LM, weak scaling on up to 3,072 A100", 0.08, "megatron",
         "Nothing is fitted to these rows (stack `megatron-2021`). Layouts and micro-batches are those of the "
-        "repository's scripts. GPUs are as slow as the slowest one is expected to be (`Spread(measured_on=8)`).",
+        "repository's scripts. GPUs are as slow as the slowest one is expected to be (`measured_on` of the stack).",
         megatron.a100_rows,
         causes=(("", "", "All rows are too fast, but their ratios are right. The rate of matrix products comes from "
                  "another cluster and a later release; published rates of the A100 differ by as much."),),
@@ -537,9 +537,9 @@ FAMILIES = (
     *(
         Family(
             name, title, 0.08, "stacks", "Nothing is fitted in this section. Rows from which a number of a stack or "
-            "device was derived do not count "
-            "(`accuracy/stacks.py`)." + " GPUs of runs on A100 are as slow as the slowest one is expected to be "
-            "(`Spread(measured_on=8)`)." * (name == "large_runs"), functools.partial(stacks.rows, name), causes=causes,
+            "device was derived do not count (`accuracy/stacks.py`)."
+            + " GPUs of runs on A100 are as slow as the slowest one is expected to be (`measured_on` of the stack)."
+            * (name == "large_runs"), functools.partial(stacks.rows, name), causes=causes,
             left_out=functools.partial(stacks.left_out, name),
         )
         for name, title, causes in (

@@ -36,7 +36,6 @@ from ddlsim import (
     Model,
     Parallel,
     Result,
-    Spread,
     Stack,
     device_names,
     load_cluster,
@@ -605,9 +604,7 @@ def _large(row: Row) -> tuple[float, float | None]:
         # its runs of this size, MT-NLG and BLOOM, are in bf16 (arXiv:2201.11990, section 2.3; arXiv:2211.05100, 3.4.3)
         deepspeed = framework.endswith("deepspeed")
         cluster, stack = f"selene+n_leaves={8 * -(-gpus // 160)}", "megatron-2021" + "@deepspeed-bf16" * deepspeed
-        # the stack is fitted to steps of one machine of 8 GPUs
-        options = {"precision": "bf16" if deepspeed else "fp16", "speed": Spread(measured_on=8)}
-        options |= _on_cluster("selene", device)
+        options = {"precision": "bf16" if deepspeed else "fp16"} | _on_cluster("selene", device)
         strategy = Parallel(
             tensor=tensor, pipeline=pipeline, data=data, micro_batch=micro_batch,
             interleave=interleave, cut="layers", recompute=recompute, overlap="none",

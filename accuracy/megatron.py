@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from accuracy.rows import Omitted, Row, show
-from ddlsim import Model, Parallel, Spread, load_model, simulate
+from ddlsim import Model, Parallel, load_model, simulate
 from ddlsim.workload.roles import blocks
 
 __all__ = ["a100_rows", "h100_rows", "left_out", "read", "table_5_rows"]
@@ -48,7 +48,7 @@ def _a100(row: Mapping[str, Any], stack: str = "megatron-2021") -> float:
     cluster = f"selene+n_leaves={8 * -(-row['gpus'] // 160)}"
     return simulate(
         cluster, row["model"], strategy, batch_size=row["batch"], workers=row["gpus"], precision="fp16",
-        stack=stack, speed=Spread(measured_on=8), steps=1, warmup=0,
+        stack=stack, steps=1, warmup=0,
     ).step_time  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
-from ddlsim import FSDP, PerKernel, Spread, load_device, load_model, simulate
+from ddlsim import FSDP, PerKernel, load_device, load_model, simulate
 from ddlsim.strategies import contract
 from ddlsim.workload.compute import Workload, make_workload
 from ddlsim.workload.contention import IN_MACHINE
@@ -173,7 +173,7 @@ def predict(point: Point) -> float:
     result = simulate(
         f"{cluster}+n_hosts={max(point.gpus // GPUS, 1)}", f"mpt-{point.model}+seq={point.seq}", point.strategy,
         workers=point.gpus, batch_size=point.batch, gradient_dtype=point.reduced, stack="llm-foundry",
-        speed=Spread(measured_on=GPUS), steps=2, warmup=1,
+        steps=2, warmup=1,
     )  # fmt: skip
     return result.throughput * point.seq
 

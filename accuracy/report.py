@@ -119,7 +119,7 @@ it improves.
 - The time in which micro-batches add up their gradients was modelled after the rows of Megatron-LM on A100 were known,
   which were predicted too fast. It follows from the framework's code and from the memory bandwidth. The 363 rows of one
   machine neither confirm nor refute it: with it they are fitted within 5.7 instead of 5.6 %.
-- Synchronous training is assumed to wait for the slowest GPU (`Spread(measured_on=8)`) where the stack is fitted to one
+- Synchronous training is assumed to wait for the slowest GPU (`measured_on` of the stack) where it is fitted to one
   machine: `megatron-2021` and `llm-foundry`. The common bias of Megatron-LM's rows on A100 was known, and so was that
   LLM Foundry's rows improve, before their pages adopted it. The variation is the default of `Spread`.
 - Checkpoints of whole blocks in rows of fms-fsdp follow its code. Its rows do not say how many blocks; every second one

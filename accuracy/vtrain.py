@@ -20,7 +20,7 @@ import numpy as np
 
 from accuracy import kernels
 from accuracy.rows import Row, show
-from ddlsim import Parallel, Spread, simulate
+from ddlsim import Parallel, simulate
 
 __all__ = ["correlations", "multi_rows", "predicted", "remark", "single_rows"]
 
@@ -37,7 +37,7 @@ def predicted(row: kernels.Row, software: kernels.Software = kernels.CATALOGUE, 
         f"ib-800g-a100+n_hosts={-(-row.gpus // 8)}",
         f"megatron+dim={row.h}+layers={row.layers}+heads={row.a}+seq={row.seq}",
         strategy, batch_size=row.batch, workers=row.gpus, precision="fp16",
-        device=software.device, stack=software.stack, speed=Spread(measured_on=8), steps=1, warmup=0,
+        device=software.device, stack=software.stack, steps=1, warmup=0,
     ).step_time  # fmt: skip
 
 

@@ -157,7 +157,8 @@ class Experiment:
     overlap_slowdown  factor by which computation takes longer while the device communicates: a number, or an
                       OverlapSlowdown; None: the stack's factor for transformers whose kernels are known, else 1
     speed           permanent compute speed factor per worker (1.0: nominal), or a Spread of speeds over devices of the
-                    same kind
+                    same kind; None: equal devices or, in synchronous training on more devices than the stack was
+                    measured on (`Stack.measured_on`), the pace of the slowest one
     input           how samples reach the workers: an Input (the source from which they are read), or Copies (from host
                     memory to the devices); None: samples are already on the devices
     failures        failures that stop the run, and recovery from them; see ``Result.failure_timeline``

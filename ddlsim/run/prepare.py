@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.garbage import postponed
 from ddlsim.learning import Phase, Training
 from ddlsim.learning.learner import Task
+from ddlsim.readable import percent
 from ddlsim.reliability.faults import Effect, at_random, effects_of
 from ddlsim.run.calibrated import as_measured, outside
 from ddlsim.run.experiment import Experiment
@@ -30,6 +31,7 @@ from ddlsim.run.notes import level_notes, spread_notes
 from ddlsim.run.traced import Traced, traced_workload
 from ddlsim.runtime.fabric import algorithm_for
 from ddlsim.runtime.loop import arrivals
+from ddlsim.spread import Spread
 from ddlsim.strategies import Strategy, contract
 from ddlsim.strategies.split_rules import MESH, changes_text, state_of
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline, Workload, make_workload
@@ -42,7 +44,7 @@ from ddlsim.workload.optimizer_rules import rule_of
 from ddlsim.workload.precision import FP32_NBYTES, LOW_PRECISIONS
 from ddlsim.workload.products import Floats, default_precision, has_kernels
 from ddlsim.workload.resized import resized
-from ddlsim.workload.stacks import default_stack, load_stack
+from ddlsim.workload.stacks import StackLike, default_stack, load_stack
 from ddlsim.workload.stage import Stage
 
 #: maximum number of variants to try, number of further ones after the first that fits, and number shown
@@ -243,7 +245,8 @@ def place(experiment: Experiment) -> Placed:
     different = {cluster.device_of[node]: node for node in reversed(nodes)}
     devices = [_device_at(experiment, cluster, node) for node in reversed(different.values())]
     experiment = with_defaults(experiment, time_model, *devices)
-    notes += (*level_notes(experiment.strategy, cluster, nodes), *spread_notes(cluster))
+    experiment, slower = _with_pace(experiment, time_model, devices, n_workers)
+    notes += (*slower, *level_notes(experiment.strategy, cluster, nodes), *spread_notes(cluster))
     effects = effects_of(experiment.slowdowns, cluster, nodes, "slowdowns")
     effects += effects_of(experiment.faults, cluster, nodes)
     for source in at_random(experiment.faults):
@@ -490,6 +493,24 @@ def with_defaults(experiment: Experiment, model: Model, *devices: Device) -> Exp
         "optimizer": "adam" if by_kernel and not trains else None,
     }
     return experiment.with_(**{name: value for name, value in choices.items() if getattr(experiment, name) is None})
+
+
+def _with_pace(
+    experiment: Experiment, model: Model, devices: list[Device], n: int
+) -> tuple[Experiment, tuple[str, ...]]:
+    """Return the experiment at the pace of the slowest of n devices if its stack was measured on fewer, and a note."""
+    stack, precision = load_stack(cast(StackLike, experiment.stack)), str(experiment.precision)
+    applies = experiment.speed is None and isinstance(experiment.compute, PerKernel | None)
+    applies = applies and all(has_kernels(model, device, precision) for device in devices)
+    if not applies or contract.of(experiment.strategy).is_asynchronous or n <= (stack.measured_on or n):
+        return experiment, ()
+    pace = Spread(measured_on=stack.measured_on)
+    slower = percent(pace.relative_times(n)[0] - 1.0)
+    note = (
+        f"the slowest of {n:,} devices is assumed to be {slower} slower than that of the {stack.measured_on} on which "
+        f"stack {stack.name} was measured; set speed=Spread(0) for equal devices"
+    )
+    return experiment.with_(speed=pace), (note,)
 
 
 def _without_effect(experiment: Experiment, workload: Workload) -> Iterator[str]:

@@ -92,6 +92,8 @@ class Stack:
     spread          for a stack fitted to measured runs: the shortest and the longest compute time to expect in another
                     run, relative to the prediction (95 % interval)
     workers         smallest and largest number of workers in those runs
+    measured_on     number of devices that waited for each other in the measured steps; on more devices, synchronous
+                    training waits for a slower one (:class:`~ddlsim.Spread`). None: devices are as fast as each other
     """
 
     name: str
@@ -132,6 +134,7 @@ class Stack:
     tf32_dense: bool = False
     spread: tuple[Positive, Positive] = (1.0, 1.0)
     workers: tuple[Count, Count] | None = None
+    measured_on: Count | None = None
 
     def save(self, path: str | Path) -> None:
         """Write the stack to a TOML file that :func:`load_stack` can read."""

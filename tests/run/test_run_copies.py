@@ -157,7 +157,7 @@ def test_synchronous_training_has_the_pace_of_the_slowest_device(tensor, pipelin
     n = {"batch_size": 256, "workers": 16, "stack": "megatron-2021", "precision": "fp16", "steps": 1, "warmup": 0}
     equal, pace, each = (
         ddlsim.simulate("selene+n_leaves=8", model, strategy, speed=speed, **n).step_time
-        for speed in (None, Spread(measured_on=1), Spread())
+        for speed in (Spread(0), Spread(measured_on=1), Spread())
     )
     assert each <= pace * (1.0 + 1e-9)
     assert pace - each <= (0.1 if pipeline > 1 else 1e-3) * (pace - equal)
@@ -167,6 +167,25 @@ def test_pace_is_relative_to_the_devices_that_were_measured():
     slowest = {n: Spread().relative_times(n)[-1] for n in (8, 512)}
     assert Spread(measured_on=8).relative_times(512) == [slowest[512] / slowest[8]] * 512
     assert Spread(measured_on=8).speeds(4) == (1.0,) * 4  # as measured
+
+
+@pytest.mark.parametrize(
+    ("n", "settings", "pace"),
+    [
+        (16, {"stack": "megatron-2021"}, Spread(measured_on=8)),
+        (8, {"stack": "megatron-2021"}, None),  # as many as were measured
+        (16, {"stack": "megatron"}, None),  # fitted to runs of many sizes
+        (16, {"stack": "megatron-2021", "speed": Spread(0)}, Spread(0)),
+        (16, {"stack": "megatron-2021", "compute": ddlsim.Measured("1 s", 1)}, None),
+        (16, {"stack": "megatron-2021", "strategy": ddlsim.AsyncParameterServer()}, None),
+    ],
+)
+def test_stacks_measured_on_one_machine_have_the_pace_of_the_slowest_device(n, settings, pace):
+    settings = {"strategy": ddlsim.Parallel(data=n), "batch_size": n, "steps": 1, "warmup": 0} | settings
+    result = ddlsim.simulate("selene+n_leaves=8", "megatron+dim=1024+layers=2+heads=16", workers=n, **settings)
+    assert result.experiment.speed == pace
+    noted = any("16 devices is assumed to be 0.5 % slower than that of the 8" in note for note in result.notes)
+    assert noted == (pace == Spread(measured_on=8))
 
 
 @pytest.mark.parametrize("strategy", [ddlsim.AsyncParameterServer(), ddlsim.ADPSGD()])
