@@ -12,6 +12,7 @@ from ddlsim.arguments import Count, checked
 from ddlsim.compression.contract import Traits, Vector, check_gradient
 from ddlsim.compression.payloads import Buffers, mean
 from ddlsim.errors import ConfigError
+from ddlsim.nn import dense_kernels
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,19 @@ class _Matrix:
     rank: Count
 
     def of(self, flat: Vector) -> Vector:
-        return flat[self.start : self.start + self.rows * self.columns].reshape(self.rows, self.columns)
+        return flat[self.start : self.start + self.rows * self.columns]
+
+    def times(self, flat: Vector, q: Vector) -> Vector:
+        out = np.empty((self.rows, self.rank), np.float32)
+        arrays = self.of(flat), self.columns, 1, q.reshape(-1), out.reshape(-1)
+        dense_kernels.product(*arrays, self.rows, self.columns, self.rank)
+        return out
+
+    def transposed_times(self, flat: Vector, p: Vector) -> Vector:
+        out = np.empty((self.columns, self.rank), np.float32)
+        arrays = self.of(flat), 1, self.columns, p.reshape(-1), out.reshape(-1)
+        dense_kernels.product(*arrays, self.columns, self.rows, self.rank)
+        return out
 
 
 @checked
@@ -91,15 +104,15 @@ class PowerSGD:
         self, gradient: Vector, state: PowerSGDState, rng: np.random.Generator
     ) -> tuple[LowRankPayload, PowerSGDState]:
         check_gradient(gradient, self._n())
-        factors = [m.of(gradient) @ q for m, q in zip(self._matrices(), state.right, strict=True)]
+        factors = [m.times(gradient, q) for m, q in zip(self._matrices(), state.right, strict=True)]
         return LowRankPayload(_flat(factors), ()), PowerSGDState(state.right, gradient.copy())
 
     def follow_up(self, combined: LowRankPayload, state: PowerSGDState) -> tuple[LowRankPayload, PowerSGDState]:
         assert state.pending is not None, "encode comes before follow_up"
         matrices = self._matrices()
         factors = _split(combined.sent, [(m.rows, m.rank) for m in matrices])
-        left = tuple(np.linalg.qr(factor)[0] for factor in factors)
-        right = [m.of(state.pending).T @ p for m, p in zip(matrices, left, strict=True)]
+        left = tuple(_orthonormal(factor) for factor in factors)
+        right = [m.transposed_times(state.pending, p) for m, p in zip(matrices, left, strict=True)]
         vectors = [state.pending[start:stop] for start, stop in self._vectors()]
         return LowRankPayload(_flat(right + vectors), left), PowerSGDState(state.right)
 
@@ -109,7 +122,7 @@ class PowerSGD:
         shapes = [(m.columns, m.rank) for m in matrices] + [(stop - start,) for start, stop in vectors]
         parts = _split(payload.sent, shapes)
         for m, p, q in zip(matrices, payload.left, parts, strict=False):
-            m.of(out)[:] = p @ q.T
+            dense_kernels.product_transposed(*(a.reshape(-1) for a in (p, q, m.of(out))), m.rows, m.rank, m.columns)
         for (start, stop), values in zip(vectors, parts[len(matrices) :], strict=True):
             out[start:stop] = values
         return out
@@ -125,8 +138,8 @@ class PowerSGD:
         """
         right = []
         for m, p, old in zip(self._matrices(), payload.left, state.right, strict=True):
-            q = m.of(mean).T @ p
-            right.append(np.linalg.qr(q)[0] if q.any() else old)
+            q = m.transposed_times(mean, p)
+            right.append(_orthonormal(q, old) if q.any() else old)
         return PowerSGDState(tuple(right))
 
     def expected_nbytes(self, n: int, step: int = 0) -> tuple[int, ...]:
@@ -156,6 +169,26 @@ class PowerSGD:
                 found.append((start, start + size))
             start += size
         return found
+
+
+def _orthonormal(factor: Vector, spare: Vector | None = None) -> Vector:
+    """Return an orthonormal basis of the columns (Gram-Schmidt, repeated once against rounding).
+
+    A column that depends on earlier ones is replaced by the same column of `spare` or, if that depends on them, too, by
+    zeros. LAPACK is not used, because its results depend on the processor.
+    """
+    basis = np.zeros(factor.shape)
+    for k in range(factor.shape[1]):
+        for source in (factor, spare):
+            column = np.zeros(len(factor)) if source is None else source[:, k].astype(np.float64)
+            length = np.sqrt((column * column).sum())
+            for j in (*range(k), *range(k)):
+                column -= (basis[:, j] * column).sum() * basis[:, j]
+            rest = np.sqrt((column * column).sum())
+            if rest > 1e-6 * length:  # otherwise rounding of float32
+                basis[:, k] = column / rest
+                break
+    return basis.astype(np.float32)
 
 
 def _flat(arrays: Sequence[Vector]) -> Vector:

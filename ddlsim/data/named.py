@@ -307,7 +307,7 @@ def clicks(n_samples: Count, seed: Seed = 0) -> DataSet:
     """
     world, draws = stream(seed, 0, "clicks: the world"), stream(seed, 1, "clicks: the samples")
     numbers = draws.standard_normal((n_samples, N_DENSE))
-    logit = numbers @ world.normal(0.0, 0.5, N_DENSE)
+    logit = (numbers * world.normal(0.0, 0.5, N_DENSE)).sum(axis=1)
     ids = np.empty((n_samples, len(FEATURE_ROWS)), dtype=np.int64)
     hidden = []
     for feature, rows in enumerate(FEATURE_ROWS):
