@@ -19,6 +19,7 @@ from ddlsim.run.experiment import Experiment
 from ddlsim.runtime.communicator import hierarchical
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.recorder import INPUT, Recorder
+from ddlsim.spread import Spread
 from ddlsim.strategies import Strategy, contract
 from ddlsim.ties import distinct
 from ddlsim.units import si
@@ -44,8 +45,12 @@ def unsent_warnings(n_workers: int, nbytes_sent: float) -> Iterator[str]:
         )
 
 
-def window_notes(experiment: Experiment) -> Iterator[str]:
-    """Note measured steps that are not a multiple of the strategy's cycle."""
+def settings_notes(experiment: Experiment, n_workers: int) -> Iterator[str]:
+    """Note numbers of steps and a spread that have no effect, and steps that are not a multiple of the cycle."""
+    if isinstance(experiment.speed, Spread) and n_workers == 1:
+        yield "speed: Spread has no effect on a single worker, whose device is assumed to be an average one"
+    if experiment.training is not None and experiment.steps is not None:
+        yield f"steps = {experiment.steps} has no effect with training, which determines when the run ends"
     cycle, (warmup, steps) = contract.of(experiment.strategy).cycle_length, experiment.window
     if experiment.training is None and steps % cycle:
         warmup, whole = cycle * -(-warmup // cycle), cycle * -(-steps // cycle)

@@ -314,7 +314,7 @@ class ActiveRun:
         happened = [each for each in self._random if each.start < seconds]
         return (
             *prepared.notes,
-            *notes.window_notes(experiment),
+            *notes.settings_notes(self.given, len(prepared.nodes)),
             *timeline_notes(experiment, free=self.recorder.down is not None),
             *notes.link_notes(prepared.cluster),
             *notes.overlap_notes(self.given.overlap_slowdown, context, prepared.cluster),

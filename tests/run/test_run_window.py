@@ -96,3 +96,23 @@ def test_the_first_step_can_exceed_what_later_ones_reach():
     assert result.efficiency > 1.0
     assert any("waits for no earlier step; increase max_time" in note for note in result.notes)
     assert ddlsim.simulate("dgx-a100-pod", max_time="0.6 s", **case).efficiency < 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "note"),
+    [
+        ({"workers": 1, "speed": ddlsim.Spread()}, "speed: Spread has no effect on a single worker"),
+        (
+            {"workers": 2, "steps": 3, "training": ddlsim.Training("digits", rate=0.1, epochs=0.1)},
+            "steps = 3 has no effect",
+        ),
+    ],
+)
+def test_settings_without_effect_are_noted(settings, note):
+    result = ddlsim.simulate("office-1gbe", "digits-cnn", ddlsim.AllReduce(), 8, **settings)
+    assert sum(each.startswith(note) for each in result.notes) == 1
+    rest = {name: value for name, value in settings.items() if name not in ("speed", "steps")}
+    assert not any(
+        "no effect" in each
+        for each in ddlsim.simulate("office-1gbe", "digits-cnn", ddlsim.AllReduce(), 8, **rest).notes
+    )
