@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -206,16 +207,23 @@ class Placed:
 class Prepared(Placed):
     """A placed experiment with the part of the model that the strategy assigns to each worker, and the training.
 
-    ``warnings`` are of devices whose memory is too small, ``left_out`` says which parts of the model's work no run
+    ``misfits`` are texts on devices whose memory is too small, ``left_out`` says which parts of the model's work no run
     simulates. ``regimes`` are what workers compute where batches grow or images change.
     """
 
     task: Task | None
     stages: list[Stage]
-    warnings: tuple[str, ...]
+    misfits: tuple[str, ...]
     left_out: tuple[str, ...]
     regimes: Regimes | None
     fullest: Fullest | None
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """The misfits, of which the last one names variants that fit. These are searched only if somebody reads it."""
+        if self.fullest is None or not self.misfits:
+            return self.misfits
+        return (*self.misfits[:-1], self.misfits[-1] + what_fits(self))
 
 
 def place(experiment: Experiment) -> Placed:
@@ -320,8 +328,6 @@ def prepare(experiment: Experiment) -> Prepared:
     phased = experiment.training is not None and bool(experiment.training.phases)
     fullest, texts = memory_use(experiment, workloads, stages)
     texts = [] if phased else texts
-    if texts := list(dict.fromkeys(texts)):
-        texts[-1] += what_fits(placed)
     task, regimes, training = None, None, experiment.training
     if training is not None:
         task = training.task(placed.model, strategy.n_replicas(n_workers), experiment.seed, placed.time_model)
@@ -347,7 +353,7 @@ def prepare(experiment: Experiment) -> Prepared:
         **vars(placed) | {"notes": tuple(notes)},
         task=task,
         stages=stages,
-        warnings=tuple(dict.fromkeys(texts)),
+        misfits=tuple(dict.fromkeys(texts)),
         left_out=() if missing is None else (missing,),
         regimes=regimes,
         fullest=None if phased else fullest,

@@ -291,14 +291,13 @@ class ActiveRun:
             n_messages=traffic.n_messages,
             nbytes_sent=traffic.sent,
             notes=self._notes(traffic),
-            warnings=self._warnings(traffic),
+            prepared=prepared,
             interrupted=self.interrupted,
             wall_seconds=time.perf_counter() - self.began,
             stop_reason=self.reason,
             monitor=self.monitor,
             given=dataclasses.replace(self.given, cluster=prepared.cluster, model=prepared.model),
             wants_stability=stability,
-            memory=prepared.fullest,
             sampled_faults=tuple(each for each in self._random if each.start < loop.now - loop.start),
         )
         if not self.halfway:  # an event interrupted halfway has booked only a part of its time
@@ -328,15 +327,6 @@ class ActiveRun:
             *notes.handed_over_notes(context, self.monitor),
             *notes.idle_notes(experiment.strategy, prepared.cluster, prepared.nodes, traffic.nbytes),
             *notes.path_notes(prepared.cluster, self.loop.network.pairs, traffic.nbytes),
-        )
-
-    def _warnings(self, traffic: Traffic) -> tuple[str, ...]:
-        prepared = self.prepared
-        return (
-            *prepared.warnings,
-            *prepared.left_out,
-            *notes.unsent_warnings(len(prepared.nodes), traffic.sent),
-            *notes.delay_warnings(self.experiment.training, self.recorder.staleness, self.reason),
         )
 
 
