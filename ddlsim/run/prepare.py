@@ -273,28 +273,27 @@ def _load(source: ClusterLike, device: DeviceLike | None) -> Cluster:
 
     A bundled cluster is loaded by its name, because the links of a cluster may have the limits of another device.
     """
-    name = bundled_name(source)
-    cluster = load_cluster(source if name is None else name)
-    limits = nvlink_limits(cluster, name, device)
+    cluster = load_cluster(bundled_name(source) or source)
+    limits = nvlink_limits(cluster, device)
     if limits is None:
         return cluster
     return loaded_from(cluster.with_links(np.minimum(cluster.link_bandwidth, limits), cluster.link_latency), cluster)
 
 
-def nvlink_limits(cluster: Cluster, name: str | None, device: DeviceLike | None) -> Floats | None:
+def nvlink_limits(cluster: Cluster, device: DeviceLike | None) -> Floats | None:
     """Return the largest bandwidth of each link in bytes/s, (n_links,); None if devices limit none.
 
-    NVLinks of a bundled cluster, whose `name` is given, are at most as fast as those of the devices at their ends, all
-    of which `device` replaces. Links of files and graphs (`name` is None), and those whose bandwidth
-    ``+nvlink_bandwidth=`` sets, have no limit.
+    NVLinks of a bundled cluster are at most as fast as those of the devices at their ends, all of which `device`
+    replaces. Links of files and graphs, and those whose bandwidth ``+nvlink_bandwidth=`` sets, have no limit.
     """
+    name = bundled_name(cluster)
     if name is None or "+nvlink_bandwidth=" in name:
         return None
-    wanted = {name: device or name for name in set(cluster.device_of)}
-    most = {name: load_device(each).nvlink_bandwidth for name, each in wanted.items() if each is not None}
+    wanted = {own: device or own for own in set(cluster.device_of)}
+    most = {own: load_device(each).nvlink_bandwidth for own, each in wanted.items() if each is not None}
     if not any(most.values()):
         return None
-    at = np.array([most.get(name) or math.inf for name in cluster.device_of])
+    at = np.array([most.get(own) or math.inf for own in cluster.device_of])
     ends = np.minimum(at[cluster.link_src], at[cluster.link_dst])
     return np.where([kind == "nvlink" for kind in cluster.link_kind], ends, math.inf)
 

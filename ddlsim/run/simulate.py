@@ -17,7 +17,7 @@ import numpy as np
 
 from ddlsim.arguments import Count, checked, quantity, takes_fields_of
 from ddlsim.cluster import load_cluster
-from ddlsim.cluster.cluster import ClusterLike
+from ddlsim.cluster.cluster import ClusterLike, Floats
 from ddlsim.compression.choice import compression_of
 from ddlsim.errors import ConfigError, DdlsimError, NoUpdateError
 from ddlsim.learning import DataPlane, Learner
@@ -267,7 +267,7 @@ class ActiveRun:
 
     # ------------------------------------------------------------ the result
 
-    def result(self, *, stability: bool = False) -> Result:
+    def result(self, *, stability: bool = False, share: Floats | None = None) -> Result:
         """Return the result of a run that has ended, after the conservation checks."""
         loop, recorder, prepared = self.loop, self.recorder, self.prepared
         recorder.close(loop.now)
@@ -298,6 +298,7 @@ class ActiveRun:
             monitor=self.monitor,
             given=dataclasses.replace(self.given, cluster=prepared.cluster, model=prepared.model),
             wants_stability=stability,
+            share=share,
             sampled_faults=tuple(each for each in self._random if each.start < loop.now - loop.start),
         )
         if not self.halfway:  # an event interrupted halfway has booked only a part of its time
@@ -407,8 +408,8 @@ def run(
         under_way.go(go_on, checkpoint, checkpoint_every)
         if together is not None and not under_way.halfway:
             together.check()
-        result = under_way.result(stability=stability)
-        return result if together is None else dataclasses.replace(result, share=together.shares(under_way)[0])
+        share = None if together is None else together.shares(under_way)[0]
+        return under_way.result(stability=stability, share=share)
 
     return faults.up_to_its_end(random_faults_of(experiment), prepared.cluster, made)
 
