@@ -21,9 +21,7 @@ import json
 import mmap
 import os
 import platform
-import shutil
 import sys
-import tempfile
 import threading
 import time
 import warnings
@@ -120,7 +118,9 @@ def writable_folder() -> tuple[Path | None, bool]:
     for folder in cache_folders():
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
+            probe = folder / f".writable-{os.getpid()}"
+            probe.touch()
+            probe.unlink(missing_ok=True)
         except OSError:
             continue
         return folder.absolute(), True
@@ -129,6 +129,8 @@ def writable_folder() -> tuple[Path | None, bool]:
 
 def temporary_folder() -> Path | None:
     """Create a cache that is removed when the process ends; return None if there is no place for it."""
+    import tempfile  # slow to import, and seldom needed
+
     try:
         folder = Path(tempfile.mkdtemp(prefix="ddlsim-"))
     except OSError:
@@ -139,6 +141,8 @@ def temporary_folder() -> Path | None:
 
 
 def _remove(folder: Path, owner: int) -> None:
+    import shutil
+
     if os.getpid() == owner:  # not a forked child
         shutil.rmtree(folder, ignore_errors=True)
 

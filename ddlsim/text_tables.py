@@ -7,7 +7,6 @@ control characters are escaped (:mod:`ddlsim.printable`).
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
@@ -70,6 +69,8 @@ def _measured(text: str) -> int:
 
 def _room(width: int | None) -> int:
     """Return the maximum width of lines."""
+    import shutil  # slow to import, and only printed tables need it
+
     try:
         at_terminal = sys.stdout.isatty()
     except (AttributeError, ValueError):  # missing or closed

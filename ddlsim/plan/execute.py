@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddlsim.cluster import Cluster, load_cluster
-from ddlsim.collectives import Collective, Schedule
+from ddlsim.collectives import Collective
 from ddlsim.errors import DeadlockError
 from ddlsim.network import Network
 from ddlsim.network.executor import Executor
@@ -25,43 +25,6 @@ from ddlsim.plan.schedules import Schedules
 if TYPE_CHECKING:
     import matplotlib.axes
     import networkx as nx
-
-
-class Run:
-    """An execution in progress.
-
-    ``schedules``  (kind of collective, group, bytes) -> its schedule
-    """
-
-    def __init__(
-        self, plan: Plan, network: Network, nodes: Ints, schedules: Callable[[int, int, float], Schedule]
-    ) -> None:
-        self.plan, self.network, self.nodes, self.schedules = plan, network, nodes, schedules
-        self.sizes, self.group, self.kind = key_sizes(plan)
-        self.executor = Executor(task_table(plan), network, self._collective, self.sizes, plan.queues, self._messages)
-
-    def _collective(self, keys: list[int]) -> int:
-        nbytes = float(np.cumsum(self.sizes[keys])[-1])  # summed in order, as buffers are filled
-        group = int(self.group[keys[0]])
-        schedule = self.schedules(int(self.kind[keys[0]]), group, nbytes)
-        return self.network.collective(schedule, self.nodes[list(self.plan.groups[group])], nbytes)
-
-    def _messages(self, rows: Ints) -> tuple[Ints, Ints, Floats]:
-        plan = self.plan
-        return self.nodes[plan.rank[rows]], self.nodes[plan.peer[rows]], plan.nbytes[rows]
-
-    def to_end(self) -> tuple[Floats, Floats]:
-        """Execute all tasks; return the start and end of every row in s, (n,) each."""
-        while self.executor.run() is not None:
-            pass
-        start, end = self.executor.tasks["start"].copy(), self.executor.tasks["end"].copy()
-        if np.isnan(end).any():
-            task = int(np.flatnonzero(np.isnan(end))[0])
-            _ = Order(self.plan).events  # raises, naming the cycle that contains the task
-            raise DeadlockError(
-                f"plan: {self.plan.task(task)} never finishes, because it waits for a task that never ends"
-            )
-        return start, end
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -157,4 +120,27 @@ def execute(
     if len(places) > 1:
         loaded.check_connected(places)
     schedules = Schedules(plan, algorithm, loaded, places, rank_order)
-    return Execution(plan, *Run(plan, Network(loaded), places, schedules).to_end())
+    return Execution(plan, *_times(plan, Network(loaded), places, schedules))
+
+
+def _times(plan: Plan, network: Network, nodes: Ints, schedules: Schedules) -> tuple[Floats, Floats]:
+    """Execute all tasks; return the start and end of every row in s, (n,) each."""
+    sizes, group, kind = key_sizes(plan)
+
+    def collective(keys: list[int]) -> int:
+        nbytes = float(np.cumsum(sizes[keys])[-1])  # summed in order, as buffers are filled
+        own = int(group[keys[0]])
+        return network.collective(schedules(int(kind[keys[0]]), own, nbytes), nodes[list(plan.groups[own])], nbytes)
+
+    def messages(rows: Ints) -> tuple[Ints, Ints, Floats]:
+        return nodes[plan.rank[rows]], nodes[plan.peer[rows]], plan.nbytes[rows]
+
+    executor = Executor(task_table(plan), network, collective, sizes, plan.queues, messages)
+    while executor.run() is not None:
+        pass
+    start, end = executor.tasks["start"].copy(), executor.tasks["end"].copy()
+    if np.isnan(end).any():
+        _ = Order(plan).events  # raises, naming the cycle that contains the task
+        task = plan.task(int(np.flatnonzero(np.isnan(end))[0]))
+        raise DeadlockError(f"plan: {task} never finishes, because it waits for a task that never ends")
+    return start, end

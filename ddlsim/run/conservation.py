@@ -1,18 +1,7 @@
-"""Conservation checks of every result: bytes, seconds and updates must add up.
+"""Conservation checks of every result: bytes, seconds and updates must add up (docs/models/network.md, Accounts).
 
-Each law compares numbers that different parts of the program have counted:
-
-links     bytes <= capacity x busy seconds + bytes released at once by token buckets; busy seconds <= the run's time;
-          and a bucket releases at most its size plus its inflow while the link is idle
-bytes     issued = delivered + in flight; issued x channels on the route = bytes on all channels + bytes still ahead;
-          issued <= bytes requested by the strategy, with equality if no collective is in progress
-workers   compute + communication + waiting + idle = the run's time, where idle is the sum of the gaps between bookings:
-          time that is booked twice makes the sum too large
-updates   in order, within the run, with the number of samples and the throughput that the stop rule has counted
-speed     no faster than computing without communication, unless there is a known cause (:func:`superlinear_causes`)
-
-docs/models/network.md explains why utilisation is at most the busy share, and this at most 1, except with token
-buckets.
+Each check compares numbers that different parts of the program have counted. In addition, no run may be faster than
+computing without communication, unless there is a known cause (:func:`superlinear_causes`).
 """
 
 from __future__ import annotations

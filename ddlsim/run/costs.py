@@ -1,20 +1,8 @@
-"""Cost and energy of a run.
+"""Cost and energy of a run: docs/studies.md, Cost and energy, has the formulas and their limits.
 
-A run pays, for its whole time, for every machine with a worker or traffic of the run: the machine's price, and the
-prices of the devices in it that workers use. The machine's price comes from the cluster file, from
-:meth:`ddlsim.Cluster.with_costs`, or from a cloud (:func:`priced`); without one, only the prices of the workers'
-devices count. Storages without their own price are excluded (:func:`cost_assumptions`). Interruptible machines (spot
-instances) have a `discount`, and are also paid for while they are unavailable. Each spare costs as much as the most
-expensive machine with workers. Jobs that use a machine or a switch at the same time share its price and power
-(:func:`shares`).
-
-Energy is that of the workers' devices (busy power during computation, idle power otherwise) and of the switches between
-the machines that the traffic touches. A device of unknown idle power is assumed to draw its datasheet power all the
-time, an upper bound. Switches of unknown power are excluded; :func:`energy_assumptions` lists the assumptions of a run.
-Asynchronous workers draw nothing while their machine is out of service, and neither do machines that an elastic group
-continues without. CPUs of GPU machines, memory and cooling are not included. A communicating device draws more than an
-idle one, so with an idle power the energy of communication is a lower bound; the energy of computation is an upper
-bound, because arithmetic seldom reaches the datasheet power.
+Interruptible machines (spot instances) have a `discount`, and are also paid for while they are unavailable. Each spare
+costs as much as the most expensive machine with workers. Asynchronous workers draw no power while their machine is out
+of service, and neither do machines that an elastic group continues without.
 """
 
 from __future__ import annotations

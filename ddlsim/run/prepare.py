@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -208,16 +209,23 @@ class Placed:
 class Prepared(Placed):
     """A placed experiment with the part of the model that the strategy assigns to each worker, and the training.
 
-    ``warnings`` are of devices whose memory is too small, ``left_out`` says which parts of the model's work no run
+    ``misfits`` are texts on devices whose memory is too small, ``left_out`` says which parts of the model's work no run
     simulates. ``regimes`` are what workers compute where batches grow or images change.
     """
 
     task: Task | None
     stages: list[Stage]
-    warnings: tuple[str, ...]
+    misfits: tuple[str, ...]
     left_out: tuple[str, ...]
     regimes: Regimes | None
     fullest: Fullest | None
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """The misfits, of which the last one names variants that fit. These are searched only if somebody reads it."""
+        if self.fullest is None or not self.misfits:
+            return self.misfits
+        return (*self.misfits[:-1], self.misfits[-1] + what_fits(self))
 
 
 def place(experiment: Experiment) -> Placed:
@@ -268,28 +276,27 @@ def _load(source: ClusterLike, device: DeviceLike | None) -> Cluster:
 
     A bundled cluster is loaded by its name, because the links of a cluster may have the limits of another device.
     """
-    name = bundled_name(source)
-    cluster = load_cluster(source if name is None else name)
-    limits = nvlink_limits(cluster, name, device)
+    cluster = load_cluster(bundled_name(source) or source)
+    limits = nvlink_limits(cluster, device)
     if limits is None:
         return cluster
     return loaded_from(cluster.with_links(np.minimum(cluster.link_bandwidth, limits), cluster.link_latency), cluster)
 
 
-def nvlink_limits(cluster: Cluster, name: str | None, device: DeviceLike | None) -> Floats | None:
+def nvlink_limits(cluster: Cluster, device: DeviceLike | None) -> Floats | None:
     """Return the largest bandwidth of each link in bytes/s, (n_links,); None if devices limit none.
 
-    NVLinks of a bundled cluster, whose `name` is given, are at most as fast as those of the devices at their ends, all
-    of which `device` replaces. Links of files and graphs (`name` is None), and those whose bandwidth
-    ``+nvlink_bandwidth=`` sets, have no limit.
+    NVLinks of a bundled cluster are at most as fast as those of the devices at their ends, all of which `device`
+    replaces. Links of files and graphs, and those whose bandwidth ``+nvlink_bandwidth=`` sets, have no limit.
     """
+    name = bundled_name(cluster)
     if name is None or "+nvlink_bandwidth=" in name:
         return None
-    wanted = {name: device or name for name in set(cluster.device_of)}
-    most = {name: load_device(each).nvlink_bandwidth for name, each in wanted.items() if each is not None}
+    wanted = {own: device or own for own in set(cluster.device_of)}
+    most = {own: load_device(each).nvlink_bandwidth for own, each in wanted.items() if each is not None}
     if not any(most.values()):
         return None
-    at = np.array([most.get(name) or math.inf for name in cluster.device_of])
+    at = np.array([most.get(own) or math.inf for own in cluster.device_of])
     ends = np.minimum(at[cluster.link_src], at[cluster.link_dst])
     return np.where([kind == "nvlink" for kind in cluster.link_kind], ends, math.inf)
 
@@ -323,8 +330,6 @@ def prepare(experiment: Experiment) -> Prepared:
     phased = experiment.training is not None and bool(experiment.training.phases)
     fullest, texts = memory_use(experiment, workloads, stages)
     texts = [] if phased else texts
-    if texts := list(dict.fromkeys(texts)):
-        texts[-1] += what_fits(placed)
     task, regimes, training = None, None, experiment.training
     if training is not None:
         task = training.task(placed.model, strategy.n_replicas(n_workers), experiment.seed, placed.time_model)
@@ -350,7 +355,7 @@ def prepare(experiment: Experiment) -> Prepared:
         **vars(placed) | {"notes": tuple(notes)},
         task=task,
         stages=stages,
-        warnings=tuple(dict.fromkeys(texts)),
+        misfits=tuple(dict.fromkeys(texts)),
         left_out=() if missing is None else (missing,),
         regimes=regimes,
         fullest=None if phased else fullest,

@@ -27,6 +27,7 @@ from ddlsim.reliability.faults import Fault
 from ddlsim.run import costs
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.failure_timeline import failure_timeline_of, has_failure_timeline, useful_samples
+from ddlsim.run.notes import delay_warnings, unsent_warnings
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Recorder
 from ddlsim.strategies import contract
 from ddlsim.workload.compute import Workload, model_flops_utilisation
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from ddlsim.reliability import FailureTimeline
     from ddlsim.report.published import Comparison
     from ddlsim.run.elastic import Groups
+    from ddlsim.run.prepare import Prepared
     from ddlsim.run.sensitivity import Sensitivity, Stability
     from ddlsim.run.timed_events import Paces
     from ddlsim.validation.intervals import RunInterval
@@ -100,12 +102,11 @@ class Result(SuggestsAttributes):
                      bytes carried by each channel of the cluster, and time during which it carried data, (n_channels,)
     n_messages, nbytes_sent
                      number of messages and bytes that all workers and servers sent during the run
-    notes, warnings  sentences about assumptions and observations, and about probable mistakes
+    notes            sentences about assumptions and observations
     interrupted      whether the run was stopped with Ctrl-C
     wall_seconds     time that the simulation itself took
     stop_reason      condition that ended a training run, such as "epochs"
     sampled_faults   faults sampled from :class:`ddlsim.RandomFaults`, by time, as Slowdown, Stop and LinkFault
-    memory           memory of the worker that needs the most
     """
 
     experiment: Experiment
@@ -120,7 +121,7 @@ class Result(SuggestsAttributes):
     n_messages: int
     nbytes_sent: float
     notes: tuple[str, ...]
-    warnings: tuple[str, ...]
+    prepared: Prepared
     interrupted: bool
     wall_seconds: float
     stop_reason: str = ""
@@ -133,12 +134,26 @@ class Result(SuggestsAttributes):
     #: for one of several jobs: its share of the cost and power of each machine and switch, (n_nodes,)
     share: Floats | None = None
     sampled_faults: tuple[Fault, ...] = ()
-    memory: Fullest | None = None
 
     @property
     def n_workers(self) -> int:
         """Number of workers."""
         return len(self.workloads)
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences about probable mistakes; the first one, if the run does not fit in memory, is about that."""
+        return (
+            *self.prepared.warnings,
+            *self.prepared.left_out,
+            *unsent_warnings(self.n_workers, self.nbytes_sent),
+            *delay_warnings(self.experiment.training, self.recorder.staleness, self.stop_reason),
+        )
+
+    @property
+    def memory(self) -> Fullest | None:
+        """Memory of the worker that needs the most; None for a training in phases."""
+        return self.prepared.fullest
 
     @cached_property
     def measured_updates(self) -> list[tuple[float, int]]:

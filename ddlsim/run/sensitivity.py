@@ -1,10 +1,4 @@
-"""What-if runs of an experiment: one part 10 % better, or all inputs perturbed.
-
-Stability: the order of flows, or of messages in a queue, can depend on the last bit of an input. If messages share
-several links with others, one changed order changes the next. Such a run is chaotic: its throughput is only as certain
-as the spread of runs in which the capacity of every channel, the latency of every link and the compute time of every
-worker are multiplied by their own factors within 1 +- `size`.
-"""
+"""What-if runs of an experiment: one part 10 % better, or all inputs perturbed (docs/models/network.md, Stability)."""
 
 from __future__ import annotations
 

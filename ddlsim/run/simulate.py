@@ -17,7 +17,7 @@ import numpy as np
 
 from ddlsim.arguments import Count, checked, quantity, takes_fields_of
 from ddlsim.cluster import load_cluster
-from ddlsim.cluster.cluster import ClusterLike
+from ddlsim.cluster.cluster import ClusterLike, Floats
 from ddlsim.compression.choice import compression_of
 from ddlsim.errors import ConfigError, DdlsimError, NoUpdateError
 from ddlsim.learning import DataPlane, Learner
@@ -267,7 +267,7 @@ class ActiveRun:
 
     # ------------------------------------------------------------ the result
 
-    def result(self, *, stability: bool = False) -> Result:
+    def result(self, *, stability: bool = False, share: Floats | None = None) -> Result:
         """Return the result of a run that has ended, after the conservation checks."""
         loop, recorder, prepared = self.loop, self.recorder, self.prepared
         recorder.close(loop.now)
@@ -291,14 +291,14 @@ class ActiveRun:
             n_messages=traffic.n_messages,
             nbytes_sent=traffic.sent,
             notes=self._notes(traffic),
-            warnings=self._warnings(traffic),
+            prepared=prepared,
             interrupted=self.interrupted,
             wall_seconds=time.perf_counter() - self.began,
             stop_reason=self.reason,
             monitor=self.monitor,
             given=dataclasses.replace(self.given, cluster=prepared.cluster, model=prepared.model),
             wants_stability=stability,
-            memory=prepared.fullest,
+            share=share,
             sampled_faults=tuple(each for each in self._random if each.start < loop.now - loop.start),
         )
         if not self.halfway:  # an event interrupted halfway has booked only a part of its time
@@ -328,15 +328,6 @@ class ActiveRun:
             *notes.handed_over_notes(context, self.monitor),
             *notes.idle_notes(experiment.strategy, prepared.cluster, prepared.nodes, traffic.nbytes),
             *notes.path_notes(prepared.cluster, self.loop.network.pairs, traffic.nbytes),
-        )
-
-    def _warnings(self, traffic: Traffic) -> tuple[str, ...]:
-        prepared = self.prepared
-        return (
-            *prepared.warnings,
-            *prepared.left_out,
-            *notes.unsent_warnings(len(prepared.nodes), traffic.sent),
-            *notes.delay_warnings(self.experiment.training, self.recorder.staleness, self.reason),
         )
 
 
@@ -417,8 +408,8 @@ def run(
         under_way.go(go_on, checkpoint, checkpoint_every)
         if together is not None and not under_way.halfway:
             together.check()
-        result = under_way.result(stability=stability)
-        return result if together is None else dataclasses.replace(result, share=together.shares(under_way)[0])
+        share = None if together is None else together.shares(under_way)[0]
+        return under_way.result(stability=stability, share=share)
 
     return faults.up_to_its_end(random_faults_of(experiment), prepared.cluster, made)
 

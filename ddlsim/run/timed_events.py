@@ -1,17 +1,9 @@
 """Events at known times in training runs that are longer than the simulated steps; each event happens once.
 
-A run of some steps represents a long training, which is assumed to repeat its undisturbed steps. For every set of
-concurrent events, a few steps are simulated during which they all last. An event that begins or ends in the middle of a
-step outside the simulated ones counts proportionally.
-
-Faults and slow-downs that are over in fewer steps are simulated as they happen, because how much time they cost depends
-on the phase of the step and on other faults: a worker that stops where it would have waited for others loses nothing,
-and of two workers that stop in the same step, only the later one counts. The training is therefore simulated with these
-faults and, for comparison, without them. The time between two faults is shortened by a whole number of cycles of steps,
-which leaves the phases of the steps unchanged; the steps left out count as undisturbed. The simulation covers all
-faults if they fit in `MOST_STEPS` steps. Of more faults, it covers the first: it ends when the standard error of the
-mean pace is at most `PRECISION`, or after `MOST_STEPS` steps. Later faults slow down the training as much as these do
-on average.
+A run of some steps represents a long training, which is assumed to repeat its undisturbed steps. docs/failures.md,
+Faults at known times, explains how long events and those that are over within a few steps are simulated. The latter are
+compared with a run without them, in which the time between two faults is shortened by a whole number of cycles of
+steps. This leaves the phases of the steps unchanged; the steps left out count as undisturbed.
 """
 
 from __future__ import annotations

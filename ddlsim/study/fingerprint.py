@@ -18,7 +18,6 @@ import numpy as np
 
 import ddlsim
 from ddlsim.cluster import Cluster
-from ddlsim.cluster.catalogue import bundled_name
 from ddlsim.data.dataset import DataSet
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.prepare import nvlink_limits
@@ -53,7 +52,7 @@ def text_of(experiment: Experiment, digests: Digests, *, stability: bool = False
     wanted: dict[str, object] = {"stability": True} if stability else {}
     cluster = experiment.cluster
     assert isinstance(cluster, Cluster)
-    if (limits := nvlink_limits(cluster, bundled_name(cluster), experiment.device)) is not None:
+    if (limits := nvlink_limits(cluster, experiment.device)) is not None:
         wanted["nvlink_limits"] = canonical(limits, digests)
     return json.dumps({"ddlsim": ddlsim.__version__, **fields, **wanted}, sort_keys=True)
 
