@@ -26,10 +26,8 @@ from ddlsim.plan.plan import (
     FORWARD,
     KINDS,
     PUSH_PULL,
-    RECEIVE,
     REDUCE,
     REDUCE_SCATTER,
-    SEND,
     UPDATE,
     Bools,
     Ints,
@@ -54,57 +52,48 @@ def check_exchanges(plan: Plan) -> None:
 
 
 def _messages(plan: Plan) -> None:
-    send, receive = plan.rows(SEND), plan.rows(RECEIVE)
-    for rows, others, problem in ((send, receive, "no task receives it"), (receive, send, "no task sends it")):
+    send, receive = plan.messages
+    for rows, others, problem in ((send, receive, ": no task receives it"), (receive, send, ": no task sends it")):
         refuse(plan, rows[~np.isin(plan.key[rows], plan.key[others])], problem)
-        refuse(plan, rows[repeats(plan.key[rows])], "another row has the same key; every message needs its own")
-    send, receive = send[np.argsort(plan.key[send])], receive[np.argsort(plan.key[receive])]
+        refuse(plan, rows[repeats(plan.key[rows])], ": another row has the same key; every message needs its own")
     wrong = (plan.peer[send] != plan.rank[receive]) | (plan.peer[receive] != plan.rank[send])
-    for sender, receiver in zip(send[wrong].tolist(), receive[wrong].tolist(), strict=True):
-        raise ConfigError(
-            f"plan: {plan.task(sender)} has no matching receive; the task with the same key is {plan.task(receiver)}"
-        )
-    unequal = plan.nbytes[send] != plan.nbytes[receive]
-    for sender, receiver in zip(send[unequal].tolist(), receive[unequal].tolist(), strict=True):
-        sent, received = plan.nbytes[sender], plan.nbytes[receiver]
-        raise ConfigError(
-            f"plan: {plan.task(sender)} sends {sent:.0f} bytes, but {plan.task(receiver)} receives {received:.0f} bytes"
-        )
+    problem = " has no matching receive; the task with the same key is {other}"
+    refuse(plan, send[wrong], problem, receive[wrong])
+    wrong = plan.nbytes[send] != plan.nbytes[receive]
+    sent, received = (plan.nbytes[rows[wrong]] for rows in (send, receive))
+    problem = " sends {sent:.0f} bytes, but {other} receives {received:.0f} bytes"
+    refuse(plan, send[wrong], problem, receive[wrong], sent=sent, received=received)
 
 
 def _collectives(plan: Plan) -> None:
     rows = plan.collectives
     if not len(rows):
         return
-    refuse(plan, rows[plan.peer[rows] < 0], "it has no group")
+    refuse(plan, rows[plan.peer[rows] < 0], ": it has no group")
     _, first, which = np.unique(plan.key[rows], return_index=True, return_inverse=True)
     leader = rows[first][which.reshape(-1)]  # first row of the same collective
-    for name, label in (("kind", "kind"), ("peer", "group"), ("nbytes", "bytes"), ("part", "part"), ("step", "step"),
-                       ("queue", "queue")):  # fmt: skip
-        column = getattr(plan, name)
+    for name in ("kind", "peer", "nbytes", "part", "step", "queue"):
+        label, column = {"peer": "group", "nbytes": "bytes"}.get(name, name), getattr(plan, name)
         wrong = column[rows] != column[leader]
-        for task, other in zip(rows[wrong].tolist(), leader[wrong].tolist(), strict=True):
-            key, value, expected = plan.key[task], column[task], column[other]
-            raise ConfigError(
-                f"plan: {plan.task(task)} and {plan.task(other)} belong to one collective (key "
-                f"{key}), but differ in {label}: {value:g} and {expected:g}"
-            )
+        task, other = rows[wrong], leader[wrong]
+        problem = f" and {{other}} belong to one collective (key {{key}}), but differ in {label}: {{a:g}} and {{b:g}}"
+        refuse(plan, task, problem, other, key=plan.key[task], a=column[task], b=column[other])
     belongs = np.zeros((len(plan.groups), plan.n_ranks), dtype=np.bool_)
     for i, group in enumerate(plan.groups):
         belongs[i, list(group)] = True
-    refuse(plan, rows[~belongs[plan.peer[rows], plan.rank[rows]]], "its rank is not in the collective's group")
+    refuse(plan, rows[~belongs[plan.peer[rows], plan.rank[rows]]], ": its rank is not in the collective's group")
     again = repeats(plan.key[rows] * plan.n_ranks + plan.rank[rows])
-    refuse(plan, rows[again], "its rank enters the same collective twice")
+    refuse(plan, rows[again], ": its rank enters the same collective twice")
     queued = rows[plan.queue[rows] >= 0]
     for name, column in (("group", plan.peer), ("kind", plan.kind)):
         served = np.full(len(plan.queues), -1, dtype=np.int64)
         served[plan.queue[queued]] = column[queued]
         wrong = column[queued] != served[plan.queue[queued]]
-        refuse(plan, queued[wrong], f"its queue is also used by another {name}")
+        refuse(plan, queued[wrong], f": its queue is also used by another {name}")
     is_server = np.isin(np.arange(plan.n_ranks), plan.servers)
     behind = np.array([_servers_behind(is_server[list(group)]) for group in plan.groups], dtype=np.bool_)
     wrong = (plan.kind[rows] == PUSH_PULL) & ~behind[plan.peer[rows]]
-    refuse(plan, rows[wrong], "its group must consist of workers followed by servers (Plan.servers)")
+    refuse(plan, rows[wrong], ": its group must consist of workers followed by servers (Plan.servers)")
     sizes = belongs.sum(axis=1)
     lacking = np.bincount(which.reshape(-1)) < sizes[plan.peer[rows[first]]]
     for task in rows[first][lacking].tolist():
@@ -193,10 +182,8 @@ def _check_passes(plan: Plan, order: Order) -> None:
         sides[0], plan.first[forward], plan.end[forward], sides[1], plan.first[rest], plan.end[rest]
     )
     elsewhere = plan.rank[forward[first]] != plan.rank[rest[second]]
-    for source, task in zip(forward[first][elsewhere].tolist(), rest[second][elsewhere].tolist(), strict=True):
-        raise ConfigError(
-            f"plan: {plan.task(task)} needs the activations of {plan.task(source)}, which are on another rank"
-        )
+    problem = " needs the activations of {other}, which are on another rank"
+    refuse(plan, rest[second][elsewhere], problem, forward[first][elsewhere])
     order.demand(forward[first], rest[second], "whose activations it uses")
     apart, inputs = plan.rows(BACKWARD_WEIGHT), plan.rows(BACKWARD_INPUT)
     sides = [passage[rows] for rows in (inputs, apart)]
@@ -208,10 +195,7 @@ def _check_passes(plan: Plan, order: Order) -> None:
 
 def _check_carried(plan: Plan, order: Order, first: Ints, second: Ints, cut: Ints) -> None:
     """Check that the output of each pass in `first` is on the rank of its successor in `second` when that starts."""
-    sends, receives = plan.rows(SEND), plan.rows(RECEIVE)
-    sends, receives = sends[np.argsort(plan.key[sends])], receives[np.argsort(plan.key[receives])]
-    marked = plan.batch[sends] >= 0
-    sends, receives = sends[marked], receives[marked]
+    sends, receives = (rows[plan.batch[rows] >= 0] for rows in plan.messages)
     labels = [
         np.stack([0 * rows if plan.delays else plan.step[rows], plan.batch[rows], at, plan.rank[rows], to])
         for rows, at, to in ((first, cut[first], plan.rank[second]), (sends, plan.first[sends], plan.peer[sends]))
@@ -224,13 +208,13 @@ def _check_carried(plan: Plan, order: Order, first: Ints, second: Ints, cut: Int
         messages = j[i == pair]
         order.demand(np.repeat(first[pair], len(messages)), sends[messages], "whose results it carries")
         order.demand(receives[messages], np.repeat(second[pair], len(messages)), "which carries its input")
-        before, task = int(first[pair]), int(second[pair])
-        layer, batch, step = cut[before], plan.batch[before], plan.step[before]
-        source, target = plan.rank[before], plan.rank[task]
-        raise ConfigError(
-            f"plan: {plan.task(task)} follows {plan.task(before)} on another rank, but no message carries batch "
-            f"{batch} across the cut before layer {layer} from rank {source} to rank {target} in step {step}"
+        before, task = first[[pair]], second[[pair]]
+        problem = (
+            " follows {other} on another rank, but no message carries batch {batch} across the cut before layer "
+            "{layer} from rank {source} to rank {target} in step {step}"
         )
+        ends = {"source": plan.rank[before], "target": plan.rank[task], "layer": cut[before]}
+        refuse(plan, task, problem, before, batch=plan.batch[before], step=plan.step[before], **ends)
 
 
 def _check_one_update(plan: Plan, backward: Ints) -> None:
@@ -238,11 +222,11 @@ def _check_one_update(plan: Plan, backward: Ints) -> None:
     leader = backward[np.unique(plan.batch[backward], return_index=True)[1]]
     leader = leader[np.searchsorted(plan.batch[leader], plan.batch[backward])]
     wrong = plan.step[backward] != plan.step[leader]
-    for task, other in zip(backward[wrong][:1].tolist(), leader[wrong][:1].tolist(), strict=True):
-        raise ConfigError(
-            f"plan: {plan.task(task)} and {plan.task(other)} process the same micro-batch, but their gradients are "
-            "used in different updates; all ranks must use a micro-batch in the same update"
-        )
+    problem = (
+        " and {other} process the same micro-batch, but their gradients are used in different updates; all ranks must "
+        "use a micro-batch in the same update"
+    )
+    refuse(plan, backward[wrong], problem, leader[wrong])
 
 
 def _each_once(plan: Plan, kinds: tuple[int, ...], passage: Ints, n_passages: int) -> Ints:
@@ -251,8 +235,9 @@ def _each_once(plan: Plan, kinds: tuple[int, ...], passage: Ints, n_passages: in
     passage  (n,) each row's passage of a micro-batch through the model; those from `n_passages` on may be incomplete
     """
     rows = plan.rows(*kinds)
-    for task in rows[(plan.batch[rows] < 0) | (plan.end[rows] <= plan.first[rows])].tolist():
-        raise ConfigError(f"plan: {plan.task(task)} has no micro-batch or no layers")
+    refuse(
+        plan, rows[(plan.batch[rows] < 0) | (plan.end[rows] <= plan.first[rows])], " has no micro-batch or no layers"
+    )
     rows = rows[np.lexsort((plan.first[rows], passage[rows]))]
     name = KINDS[kinds[-1] if (plan.kind[rows] == kinds[-1]).any() else kinds[0]].replace("_", "-")
     passes = passage[rows]
@@ -265,13 +250,11 @@ def _each_once(plan: Plan, kinds: tuple[int, ...], passage: Ints, n_passages: in
     begins = np.diff(passes, prepend=-1) != 0
     expected = np.where(begins, 0, np.concatenate([[0], plan.end[rows][:-1]]))
     wrong = plan.first[rows] != expected
-    for task, layer in zip(rows[wrong].tolist(), expected[wrong].tolist(), strict=True):
-        first = int(plan.first[task])
-        if first < layer:
-            raise ConfigError(f"plan: {plan.task(task)}: layer {first} has a second {name} pass for this batch")
-        raise ConfigError(f"plan: {plan.task(task)}: layer {layer} has no {name} pass for this batch")
+    layer = np.minimum(plan.first[rows], expected)[wrong]
+    times = np.where(plan.first[rows] < expected, "a second", "no")[wrong]
+    refuse(plan, rows[wrong], f": layer {{layer}} has {{times}} {name} pass for this batch", layer=layer, times=times)
     early = rows[np.append(begins[1:], True) & (passes < n_passages) & (plan.end[rows] < plan.n_layers)]
-    refuse(plan, early, f"layer {{end}} has no {name} pass for this batch", end=plan.end[early])
+    refuse(plan, early, f": layer {{end}} has no {name} pass for this batch", end=plan.end[early])
     return rows
 
 
@@ -342,7 +325,7 @@ def _check_fetches(
         mine = tasks.of(np.isin(on_rank(plan, tasks), shares))
         wanted = mine.place * n_batches + plan.batch[mine.row]
         lacking = mine.of(~np.isin(wanted, visits))
-        problem = "its rank has only a shard of part {part}, but no all_gather provides the rest for this batch"
+        problem = ": its rank has only a shard of part {part}, but no all_gather provides the rest for this batch"
         refuse(plan, lacking.row, problem, part=lacking.part)
         i, j = joined(visits, wanted)
         order.demand(fetches.row[by_visit[nth[i]]], mine.row[j], "which gathers the weights that it uses")
@@ -372,7 +355,7 @@ def _check_tiles(plan: Plan, replay: Replay, fetches: Touching, before: Ints) ->
     wrong[1:] |= ~begins[1:] & (first[1:] != end[:-1])
     rows = fetches.row[by_key][wrong]
     problem = (
-        "the shards of its group do not add up to part {part}, which was updated in the previous step; use the group "
+        ": the shards of its group do not add up to part {part}, which was updated in the previous step; use the group "
         "that scattered the gradients"
     )
     refuse(plan, rows, problem, part=plan.part[rows])
@@ -414,11 +397,11 @@ def _check_gradients(plan: Plan, order: Order) -> None:
         order.demand(last.row[i], backward.row[j], "whose gradients it would add to")
     fetches = fetches_of(plan)
     if plan.delays:
-        problem = "stale weights (delays) cannot be gathered for a pass; keep the complete weights on every rank"
+        problem = ": stale weights (delays) cannot be gathered for a pass; keep the complete weights on every rank"
         refuse(plan, fetches.row, problem)
     shared = np.isin(on_rank(plan, forward), on_rank(plan, fetches))
     never = uses[~np.isin(earlier, last.place)]
-    refuse(plan, never, "its weights were not updated on its rank in the previous step")
+    refuse(plan, never, ": its weights were not updated on its rank in the previous step")
     kept = ~np.isin(on_rank(plan, backward), on_rank(plan, fetches))
     replay = _replay(plan, deeds, backward, update, np.union1d(backward.place[kept], earlier[~shared[later]]))
     i, j = joined(last.place, earlier)
@@ -449,7 +432,7 @@ def _deeds(plan: Plan, order: Order, update: Touching) -> Touching:
     distribution that provably comes before the update belongs to the sums.)"""
     rows = plan.collectives[(plan.part[plan.collectives] >= 0) & (plan.batch[plan.collectives] < 0)]
     problem = (
-        "this kind of collective cannot sum or gather a part; use all_reduce, reduce_scatter, all_gather, reduce, "
+        ": this kind of collective cannot sum or gather a part; use all_reduce, reduce_scatter, all_gather, reduce, "
         "broadcast or push_pull, or leave part out"
     )
     refuse(plan, rows[~np.isin(plan.kind[rows], (*SUMS, *SPREADS))], problem)
@@ -470,14 +453,14 @@ def _deeds(plan: Plan, order: Order, update: Touching) -> Touching:
 
 def _updated_once(plan: Plan, backward: Touching, update: Touching, deeds: Touching) -> None:
     again = update.of(repeats(update.place))
-    refuse(plan, again.row, "part {part} is updated twice in this step", part=again.part)
+    refuse(plan, again.row, ": part {part} is updated twice in this step", part=again.part)
     summed = deeds.place[np.isin(plan.kind[deeds.row], (*SUMS, *SPREADS))]
     brought = deeds.place[np.isin(plan.kind[deeds.row], SPREADS)]
     never = backward.of(~np.isin(backward.place, np.concatenate([update.place, brought])))
-    problem = "its gradient of part {part} is never used, because no update follows"
+    problem = ": its gradient of part {part} is never used, because no update follows"
     refuse(plan, never.row, problem, part=never.part)
     never = update.of(~np.isin(update.place, np.concatenate([backward.place, summed])))
-    refuse(plan, never.row, "the gradient of part {part} is never summed on this rank", part=never.part)
+    refuse(plan, never.row, ": the gradient of part {part} is never summed on this rank", part=never.part)
 
 
 def _check_early_sums(plan: Plan, order: Order, backward: Touching, deeds: Touching) -> None:
@@ -487,13 +470,13 @@ def _check_early_sums(plan: Plan, order: Order, backward: Touching, deeds: Touch
     rows = rows[plan.kind[rows] != ALL_GATHER]
     if not len(rows):
         return
-    problem = "only all_reduce and reduce_scatter can sum the gradients of a single micro-batch"
+    problem = ": only all_reduce and reduce_scatter can sum the gradients of a single micro-batch"
     refuse(plan, rows[~np.isin(plan.kind[rows], (REDUCE_SCATTER, ALL_REDUCE))], problem)
     n_batches = int(plan.batch.max()) + 1
     place = place_of(plan, rows, plan.part[rows])
     visit = place * n_batches + plan.batch[rows]
     again = rows[repeats(visit)]
-    refuse(plan, again, "the gradient of batch {batch} is summed twice", batch=plan.batch[again])
+    refuse(plan, again, ": the gradient of batch {batch} is summed twice", batch=plan.batch[again])
     passes = backward.place * n_batches + plan.batch[backward.row]
     i, j = joined(passes, visit)
     order.demand(backward.row[i], rows[j], "which it sums")
@@ -504,7 +487,7 @@ def _check_early_sums(plan: Plan, order: Order, backward: Touching, deeds: Touch
     order.demand(rows[i], last.row[j], "to which it adds the rest")
     inside = plan.peer[rows[i]] == plan.peer[last.row[j]]
     apart = rows[np.setdiff1d(np.arange(len(rows)), i[inside])]
-    problem = "its group has no sum of part {part} at the end of the step, to which this gradient could be added"
+    problem = ": its group has no sum of part {part} at the end of the step, to which this gradient could be added"
     refuse(plan, apart, problem, part=plan.part[apart])
 
 
@@ -689,4 +672,4 @@ class Replay:
             self.end[at] = self.first[at] + piece
 
     def _refuse(self, wrong: Ints, problem: str) -> None:
-        refuse(self.plan, self.rows[wrong], problem)
+        refuse(self.plan, self.rows[wrong], f": {problem}")

@@ -9,7 +9,7 @@ import numpy as np
 
 from ddlsim.errors import ConfigError
 from ddlsim.network.executor import distinct
-from ddlsim.plan.plan import BROADCAST, GATHER, PUSH_PULL, RECEIVE, REDUCE, ROOTED, SCATTER, SEND, Bools, Ints, Plan
+from ddlsim.plan.plan import BROADCAST, GATHER, PUSH_PULL, REDUCE, ROOTED, SCATTER, Bools, Ints, Plan
 from ddlsim.plan.rows import csr, joined, ranges
 
 #: number of tasks of a cycle that an error names
@@ -44,8 +44,7 @@ class Order:
         """Rows (before, after), (n_pairs,) each: dependencies, then lanes, then messages."""
         plan = self.plan
         second = np.flatnonzero(plan.previous >= 0)
-        send, receive = plan.rows(SEND), plan.rows(RECEIVE)
-        send, receive = send[np.argsort(plan.key[send])], receive[np.argsort(plan.key[receive])]
+        send, receive = plan.messages
         before = np.concatenate([plan.needs, plan.previous[second], send])
         return before, np.concatenate([plan.needing, second, receive])
 

@@ -382,6 +382,14 @@ class Plan:
         """Rows of collectives, in order."""
         return np.flatnonzero(self.kind >= ALL_REDUCE)
 
+    @cached_property
+    def messages(self) -> tuple[Ints, Ints]:
+        """Rows of sends and of receives, sorted by key: the i-th send belongs to the i-th receive."""
+        send, receive = (
+            rows[np.argsort(self.key[rows], kind="stable")] for rows in (self.rows(SEND), self.rows(RECEIVE))
+        )
+        return send, receive
+
     def task(self, row: int) -> str:
         """Return a description of a row."""
         from ddlsim.plan.text import task

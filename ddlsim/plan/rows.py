@@ -14,14 +14,16 @@ from ddlsim.plan.plan import Bools, Ints, Plan
 T = TypeVar("T", bound=np.generic)
 
 
-def refuse(plan: Plan, rows: Ints, problem: str, **columns: npt.NDArray[Any]) -> None:
+def refuse(plan: Plan, rows: Ints, problem: str, other: Ints | None = None, **columns: npt.NDArray[Any]) -> None:
     """Raise ConfigError for the first of `rows`, if there are any.
 
-    problem  text after the task; names in braces refer to values of `columns`, (n_rows,) each
+    problem  text after the task; {other} is the task in the row of `other`, and names in braces refer to values of
+             `columns`, (n_rows,) each
     """
     for row in rows[:1].tolist():
         values = {name: column[0] for name, column in columns.items()}
-        raise ConfigError(f"plan: {plan.task(row)}: {problem.format(**values)}")
+        text = problem.format(other="" if other is None else plan.task(int(other[0])), **values)
+        raise ConfigError(f"plan: {plan.task(row)}{text}")
 
 
 def refuse_needs_across_ranks(plan: Plan, owner: str, language: str) -> None:
