@@ -195,7 +195,9 @@ def _check_passes(plan: Plan, order: Order) -> None:
 
 def _check_carried(plan: Plan, order: Order, first: Ints, second: Ints, cut: Ints) -> None:
     """Check that the output of each pass in `first` is on the rank of its successor in `second` when that starts."""
-    sends, receives = (rows[plan.batch[rows] >= 0] for rows in plan.messages)
+    sends, receives = plan.messages
+    marked = plan.batch[sends] >= 0
+    sends, receives = sends[marked], receives[marked]
     labels = [
         np.stack([0 * rows if plan.delays else plan.step[rows], plan.batch[rows], at, plan.rank[rows], to])
         for rows, at, to in ((first, cut[first], plan.rank[second]), (sends, plan.first[sends], plan.peer[sends]))
