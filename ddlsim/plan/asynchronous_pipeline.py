@@ -110,7 +110,7 @@ class _Stream(Template):
                 self._forward(stage, each)
                 continue
             last = (each.micro + 1) % self.micro_batches == 0
-            self._backward(stage, each, last)
+            self._backward(stage, each, last=last)
             if last:
                 self._updates(stage, self._shared_sum(stage))
                 self.sums.pop(stage, None)

@@ -20,8 +20,8 @@ members have entered it, so all its successors start after t0 plus the longest c
 updates wait for must then cross the interfaces, see :func:`cut`. Of the collective itself, which other members may have
 entered before t0, only the last member's contribution counts, which must reach all others.
 
-Both bounds hold for any order of the queues, any algorithm of the collectives and any other traffic, for the bytes that
-the program specifies. If the bytes are unknown, only the bound on chains of work remains.
+Both bounds hold for any order of the queues, any algorithm of the collectives and any other traffic. If the bytes are
+unknown, only the bound on chains of work remains.
 """
 
 from __future__ import annotations
@@ -192,11 +192,8 @@ def _narrowest(
     begun   rows of collectives that all members but one may have entered before: only that one's contribution counts
     inside  (n_ranks,) ranks whose bytes count, None: all; of other collectives, only their contributions
     """
-    best = Cut(0.0, "none", 0.0, 0.0)
-    for level in levels:
-        found = _slowest_place(plan, copies, level, level.place[nodes], times, begun, inside)
-        best = max(best, found, key=lambda each: each.seconds)
-    return best
+    cuts = (_slowest_place(plan, copies, level, level.place[nodes], times, begun, inside) for level in levels)
+    return max(Cut(0.0, "none", 0.0, 0.0), *cuts, key=lambda each: each.seconds)
 
 
 def _slowest_place(
@@ -225,20 +222,15 @@ def _slowest_place(
             elif kind == ALL_REDUCE:
                 own = np.isin(crossing.place, place[members[inside[members]]])
                 out[crossing.place[own]] += crossing.out[own] * total
-    for kind, number, total in (
-        () if begun is None else _totals(plan, np.isin(np.arange(len(plan)), begun).astype(np.float64))
-    ):
+    once = np.zeros(len(plan))
+    once[[] if begun is None else begun] = 1.0
+    for kind, number, total in _totals(plan, once):
         for group in copies.instances[number] if kind in (ALL_REDUCE, PUSH_PULL) else ():
             members = np.array(group, dtype=np.int64)
             if inside is None or inside[members].all():  # half of the bytes form the sum, half distribute it
                 together += 0.5 * _crossing(plan, level, kind, place[members], members).together * total
-    seconds = np.maximum.reduce(
-        [
-            _seconds(out, *level.out),
-            _seconds(into, *level.into),
-            _seconds(out + into, *level.both),
-        ]
-    )
+    each = ((out, level.out), (into, level.into), (out + into, level.both))
+    seconds = np.maximum.reduce([_seconds(carried, *width) for carried, width in each])
     used = np.unique(place if inside is None else place[inside])
     slowest = int(used[np.argmax(seconds[used])]) if len(used) else -1
     whole = float(_seconds(np.array(together), *map(np.array, level.together(used))))
@@ -343,15 +335,11 @@ def _after_last(cluster: Cluster, kind: int, nodes: tuple[int, ...]) -> float:
         if len(places) == 1:
             continue
         which = which.reshape(-1)
-        nothing, whole = np.zeros(1), np.ones(1)
-        share = whole / n
-        given: dict[int, Floats] = {ALL_REDUCE: whole, ALL_GATHER: share, REDUCE_SCATTER: 1.0 - count[which] / n}
-        got: dict[int, Floats] = {ALL_REDUCE: whole, ALL_GATHER: share, REDUCE_SCATTER: count / n}
-        gives, gets = given.get(kind, nothing), got.get(kind, nothing)
+        same = {ALL_REDUCE: (1.0, 1.0), ALL_GATHER: (1.0 / n, 1.0 / n)}
+        gives, gets = (1.0 - count[which] / n, count / n) if kind == REDUCE_SCATTER else same.get(kind, (0.0, 0.0))
         enters = gets / known_rate(level.into, places)
-        others = np.where(
-            np.arange(len(places)) == np.argmax(enters), np.delete(enters, np.argmax(enters)).max(), enters.max()
-        )[which]
+        second, first = np.sort(enters)[-2:]
+        others = np.where(np.arange(len(places)) == np.argmax(enters), second, first)[which]
         late = np.maximum(late, np.maximum(gives / known_rate(level.out, place), others))
     return float(late.min())
 
@@ -449,13 +437,7 @@ class StepGraph:
         check_exchanges(template)
         self.template, self._order = template, Order(template)
         self._before, self._later = self._order.ends_after
-        self._rows = np.split(
-            np.argsort(template.step, kind="stable"),
-            np.cumsum(np.bincount(template.step, minlength=template.n_steps))[:-1],
-        )
-        self._place = np.empty(len(template), dtype=np.int64)
-        for rows in self._rows:
-            self._place[rows] = np.arange(len(rows))
+        self._begins = np.searchsorted(template.step, np.arange(template.n_steps + 1))
         self._steps: dict[int, _Step] = {}
         self._inside: dict[tuple[bytes, ...], _Step] = {}
         self._works = np.ones(template.n_ranks, dtype=np.bool_)
@@ -469,7 +451,8 @@ class StepGraph:
         return self._steps[number]
 
     def _new(self, number: int) -> _Step:
-        template, rows, place = self.template, self._rows[number], self._place
+        template, place = self.template, np.arange(len(self.template)) - self._begins[self.template.step]
+        rows = np.arange(*self._begins[number : number + 2])
         own = template.step[self._later] == number
         later, before = self._later[own], self._before[own]
         back = number - template.step[before]

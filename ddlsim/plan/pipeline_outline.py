@@ -169,7 +169,7 @@ def _written(outline: Outline, tied: bool) -> _Template:
     tie = Tie(0, n - 1, 0.5) if tied else None
     blocks = Blocks(chunks, order, one_bucket, mesh.data, recompute=outline.recompute, sharded=False, tie=tie)
     plan = blocks.template(blocks.steps(outline.p2p))
-    chunk = np.where(plan.name >= 0, np.append(plan.first[1:], 0), plan.first)  # recomputed forward, then backward
+    chunk = plan.first
     part = np.array([[part.first, part.tied >= 0] for part in plan.parts] or [[0, 0]], dtype=np.int64)
     code = np.full(len(plan), -1)
     for i, kind in enumerate((FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, UPDATE)):

@@ -13,7 +13,7 @@ import numpy as np
 
 from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.data_parallel import parts_of
-from ddlsim.plan.pipeline_orders import KINDS, Pass, PassOrder
+from ddlsim.plan.pipeline_orders import Pass, PassOrder
 from ddlsim.plan.plan import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -45,10 +45,7 @@ class Tie(NamedTuple):
 
 
 def tie_between(chunks: Sequence[Chunk]) -> Tie | None:
-    """Return the word embedding that the output layer of another chunk uses too, if there is one.
-
-    If both layers are in the same chunk, their common gradient is an ordinary tensor of that chunk.
-    """
+    """Return the word embedding that the output layer of another chunk uses too, if there is one."""
     return tie_of(chunks) if len(chunks) > 1 else None
 
 
@@ -87,8 +84,6 @@ class Template:
         self.n_layers = chunks[-1].end
         placed, first = np.unique(order.chunk, return_index=True)
         self.stage_of = dict(zip(placed.tolist(), order.rank[first].tolist(), strict=True))
-        apart = order.kind == KINDS.index("W")
-        self.apart = set(zip(order.chunk[apart].tolist(), order.micro[apart].tolist(), strict=True))
         self.rows: list[Row] = []
         self.groups: list[tuple[int, ...]] = []
         self.parts: list[Part] = []
@@ -145,14 +140,15 @@ class Template:
         if each.chunk < len(self.chunks) - 1:
             self._message(row, Pass("F", each.chunk + 1, each.micro), self.chunks[each.chunk + 1])
 
-    def _backward(self, stage: int, each: Pass, last: bool) -> None:
-        """Add a backward pass; during the `last` one of a chunk, its gradients are sent."""
+    def _backward(self, stage: int, each: Pass, *, last: bool, split: bool = False) -> None:
+        """Add a backward pass, `split` from that for the weights; during the `last` one of a chunk, its gradients are
+        sent."""
         chunk = self.chunks[each.chunk]
-        split = (each.chunk, each.micro) in self.apart
         at = len(self.rows)
         if each.kind == "B" and self.recompute:
             held = float(chunk.stored.sum())
-            self._add(Row(stage, "compute", COMPUTE, chunk.workload.forward_time, holds=held, name=0))
+            seconds, layers = chunk.workload.forward_time, (chunk.first, chunk.end)
+            self._add(Row(stage, "compute", COMPUTE, seconds, 0.0, -1, *layers, holds=held, name=0))
         if each.kind == "B":
             self.passes.append((at, each))
         if split and each.kind == "B":
@@ -243,10 +239,9 @@ class Template:
     def _updates(self, stage: int, tied: tuple[int, int] | None) -> dict[int, int]:
         """Update a stage's chunks, given (part, row with the sum) of tied weights; return the row of each chunk's
         update."""
-        mine = [chunk for chunk in sorted(self.stage_of) if self.stage_of[chunk] == stage]
         share = self.replicas if self.sharded else 1
         updates = {}
-        for chunk in mine:
+        for chunk in (chunk for chunk in sorted(self.stage_of) if self.stage_of[chunk] == stage):
             piece = self.chunks[chunk]
             sums = list(self.sums.get(chunk, []))
             if tied is not None and chunk in (0, len(self.chunks) - 1):
@@ -315,30 +310,26 @@ class Blocks(Template):
 
     def _different(self) -> tuple[list[_Block], Ints]:
         """Build the rows of all distinct passes; return them, and the index of each pass among them."""
-        order = self.order
+        order, n = self.order, len(self.chunks)
         stage, kind, chunk, micro = order.rank, order.kind, order.chunk, order.micro
-        split = chunk * (int(micro.max()) + 1) + micro
-        apart = np.isin(split, split[kind == 2])
-        ends = np.flatnonzero((kind == 2) | ((kind == 1) & ~apart))
-        at = np.full(len(self.chunks), -1)
+        of_micro = chunk * (int(micro.max()) + 1) + micro
+        split = np.isin(of_micro, of_micro[kind == 2])
+        ends = np.flatnonzero((kind == 2) | ((kind == 1) & ~split))
+        at = np.full(n, -1)
         np.maximum.at(at, chunk[ends], ends)
-        last = np.zeros(len(stage), dtype=np.bool_)
-        last[at[at >= 0]] = True
-        code = ((kind * len(self.chunks) + chunk) * 2 + apart) * 2 + last
-        first = np.full(12 * len(self.chunks), -1)
-        first[code[::-1]] = np.arange(len(code))[::-1]
-        first = np.sort(first[first >= 0])
-        block = np.empty(12 * len(self.chunks), dtype=np.int64)
-        block[code[first]] = np.arange(len(first))
-        made = [self._block(int(stage[i]), order.at(i), bool(last[i])) for i in first.tolist()]
-        return made, block[code]
+        last = np.isin(np.arange(len(stage)), at)
+        code = ((kind * n + chunk) * 2 + split) * 2 + last
+        _, first, which = np.unique(code, return_index=True, return_inverse=True)
+        turn = np.argsort(first)
+        made = [self._block(int(stage[i]), order.at(i), bool(last[i]), bool(split[i])) for i in first[turn].tolist()]
+        return made, np.argsort(turn)[which.reshape(-1)]
 
-    def _block(self, stage: int, each: Pass, last: bool) -> _Block:
+    def _block(self, stage: int, each: Pass, last: bool, split: bool) -> _Block:
         begin = len(self.rows)
         if each.kind == "F":
             self._forward(stage, each)
         else:
-            self._backward(stage, each, last)
+            self._backward(stage, each, last=last, split=split)
         sends = next((i for i in range(begin, len(self.rows)) if self.rows[i].kind == SEND), -1)
         to = Pass(each.kind, each.chunk + (1 if each.kind == "F" else -1), each.micro)
         return _Block(begin, len(self.rows), sends, self.arrivals.get(to, -1))
@@ -369,17 +360,10 @@ class Blocks(Template):
         updates = self._updates(stage, tied)
         if not self.sharded:
             return []
-        gathers = []
-        if tied is not None and 0 in updates:  # the first layer needs them first
-            gathers.append(self._collective(ALL_GATHER, stage, (stage,), tied[0], list(updates.values())))
-        gathers += [
-            self._collective(ALL_GATHER, stage, (stage,), part, [row])
-            for chunk, row in updates.items()
-            for part in reversed(self.parts_of.get(chunk, []))
-        ]
-        if tied is not None and 0 not in updates:
-            gathers.append(self._collective(ALL_GATHER, stage, (stage,), tied[0], list(updates.values())))
-        return gathers
+        parts = [(part, [row]) for chunk, row in updates.items() for part in reversed(self.parts_of.get(chunk, []))]
+        if tied is not None:  # the first layer needs them first
+            parts.insert(0 if 0 in updates else len(parts), (tied[0], list(updates.values())))
+        return [self._collective(ALL_GATHER, stage, (stage,), part, needs) for part, needs in parts]
 
 
 def _copied(rows: Sequence[Row], made: Ints) -> tuple[Ints, Ints]:

@@ -193,8 +193,8 @@ class Plan:
     batch         passes, and other work on a micro-batch: its number among those of all ranks; messages: that of the
                   tensors that they carry over a cut between layers; all-gathers of sharded weights: that of the pass
                   that they are for; others: -1
-    first, end    passes, update: the layers `first` to `end` - 1; messages with a micro-batch: both are the layer after
-                  the cut; others: 0 and 0
+    first, end    passes (also recomputed ones), update: the layers `first` to `end` - 1; messages with a micro-batch:
+                  both are the layer after the cut; others: 0 and 0
     part          collective: the gradients that it sums, or whose updated weights it distributes; -1 if none
     holds         bytes of memory that the rank allocates at the start of the task (above 0) or frees at its end (below
                   0)

@@ -1,9 +1,8 @@
 """Tensor groups in plans: all ranks of a stage, pieces of work, and the collectives between them.
 
-A plan of pipeline stages has one rank per stage of a replica, and one task per pass. :func:`tensor_ranks` expands it to
-the t ranks that split the layers of each stage: a pass becomes pieces of work with the group's collectives between
-them, a message becomes one message per rank with 1/t of the bytes (the scatter/gather of Narayanan et al. 2021,
-arXiv:2104.04473, section 4.1), and replicas exchange gradients in one group per rank of a tensor group.
+:func:`tensor_ranks` expands a plan with one rank per stage to the t ranks that split the layers of each stage: a pass
+becomes pieces of work with collectives between them, a message becomes one per rank with 1/t of the bytes (Narayanan et
+al. 2021, arXiv:2104.04473, section 4.1), and replicas exchange gradients in one group per rank of a tensor group.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +21,6 @@ from ddlsim.collectives.build import default_algorithm
 from ddlsim.errors import ConfigError
 from ddlsim.network import Network, schedule_time
 from ddlsim.plan.chunks import Chunk
-from ddlsim.plan.pipeline_steps import RECOMPUTE
 from ddlsim.plan.plan import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -194,41 +192,26 @@ def _items(
 class Passes:
     """The different passes of a plan of groups.
 
-    chunks  of the model
-    codes   of the passes (:func:`_codes`), in ascending order
-    items   of each of these, by kind of worker: the same but for their seconds
+    codes  of the passes (:func:`_codes`), in ascending order
+    items  of each of these, by kind of worker: the same but for their seconds
     """
 
-    chunks: Sequence[Chunk]
     codes: Ints
     items: Sequence[Sequence[Sequence[Item]]]
 
     def which(self, plan: Plan) -> Ints:
         """Return which of the passes each row of a plan is, -1 if none, (n,)."""
-        rows, codes = _codes(plan, self.chunks)
-        which = np.full(len(plan), -1)
-        which[rows] = np.searchsorted(self.codes, codes)
-        return which
+        codes = _codes(plan)
+        return np.where(codes >= 0, np.searchsorted(self.codes, codes), -1)
 
 
-def _codes(plan: Plan, chunks: Sequence[Chunk]) -> tuple[Ints, Ints]:
-    """Return the rows of passes, and (role, first layer, last + 1) of each as one number: forward, backward, or forward
-    again."""
-    recompute = plan.names.index(RECOMPUTE) if RECOMPUTE in plan.names else len(plan.names)
-    again = (plan.kind == COMPUTE) & (plan.name == recompute)
-    rows = np.flatnonzero((plan.kind == FORWARD) | (plan.kind == BACKWARD) | again)
-    first, end = plan.first[rows], plan.end[rows]
-    role = np.where(again[rows], 2, np.where(plan.kind[rows] == FORWARD, 0, 1))
-    if again.any():  # recomputation: the chunk is that of the next backward pass on the lane
-        ends = np.array([chunk.end for chunk in chunks])
-        by_lane = rows[np.argsort(plan.lane[rows], kind="stable")]
-        following = np.full(len(plan), -1)
-        following[by_lane[:-1]] = by_lane[1:]
-        of_chunk = np.searchsorted(ends, plan.end[following[rows[role == 2]]])
-        first[role == 2] = np.array([chunk.first for chunk in chunks])[of_chunk]
-        end[role == 2] = ends[of_chunk]
+def _codes(plan: Plan) -> Ints:
+    """Return (role, first layer, last + 1) of each pass as one number: forward, backward, or forward again; -1 for
+    other tasks, (n,)."""
+    again = (plan.kind == COMPUTE) & (plan.end > plan.first)
+    role = np.select([plan.kind == FORWARD, plan.kind == BACKWARD, again], [0, 1, 2], -1)
     shape = plan.n_layers + 1
-    return rows, (role * shape + first) * shape + end
+    return np.where(role >= 0, (role * shape + plan.first) * shape + plan.end, -1)
 
 
 def passes_of(plan: Plan, shards: Sequence[Shard], chunks: Sequence[Chunk], *, gather: bool) -> Passes:
@@ -240,21 +223,15 @@ def passes_of(plan: Plan, shards: Sequence[Shard], chunks: Sequence[Chunk], *, g
     """
     entering = {chunk.first: chunk.enters for chunk in chunks[1:]} if gather else {}
     gathers = [entering, {layer - 1: nbytes for layer, nbytes in entering.items()}]
-    shape = plan.n_layers + 1
-    different = distinct(_codes(plan, chunks)[1])
+    codes, shape = _codes(plan), plan.n_layers + 1
+    different = distinct(codes[codes >= 0])
     items, exchanges = [], [_by_layer(shard) for shard in shards]
     for each in different.tolist():
-        role_first, last = divmod(each, shape)
-        number, begin = divmod(role_first, shape)
-        phase = "backward" if number == 1 else "forward"
-        kind = (FORWARD, BACKWARD, COMPUTE)[number]
-        items.append(
-            [
-                _items(shard.workload, of_layers, phase, (begin, last), kind, gathers[number % 2])
-                for shard, of_layers in zip(shards, exchanges, strict=True)
-            ]
-        )
-    return Passes(chunks, different, items)
+        role, begin, end = map(int, np.unravel_index(each, (3, shape, shape)))
+        phase, kind = ("forward", "backward", "forward")[role], (FORWARD, BACKWARD, COMPUTE)[role]
+        of_kinds = zip(shards, exchanges, strict=True)
+        items.append([_items(own.workload, by, phase, (begin, end), kind, gathers[role % 2]) for own, by in of_kinds])
+    return Passes(different, items)
 
 
 def tensor_ranks(
@@ -295,8 +272,6 @@ def tensor_ranks(
     columns["name"][exchanging] = columns["batch"][exchanging] = -1
     columns["first"] = chosen([each.layers[0] for each in flat], columns["first"])
     columns["end"] = chosen([each.layers[1] for each in flat], columns["end"])
-    again = inside & (plan.kind[source] == COMPUTE)
-    columns["first"][again] = columns["end"][again] = 0
     every = np.stack([each.seconds for each in plans])
     columns["seconds"] = np.where(inside, seconds[kind_of_worker, item], every[kind_of_worker, source])
     holder = np.where(plan.holds[source] > 0.0, nth == 0, nth == counts[source] - 1)  # first item allocates, last frees
@@ -353,14 +328,8 @@ def _keys(
     of_rows  which pass each row of the plan is, -1 if none
     """
     tensor = int(member.max(initial=0)) + 1
-    width = np.array(
-        [
-            0 if each.lane == 0 else tensor if each.kind == SEND else 1 if each.kind >= ALL_REDUCE else 0
-            for each in flat
-        ],
-        dtype=np.int64,
-    )
-    until = np.concatenate([[0], np.cumsum(width)])
+    width = [(tensor if each.kind == SEND else each.kind >= ALL_REDUCE) if each.lane else 0 for each in flat]
+    until = np.cumsum([0, *width])
     begins = np.cumsum(sizes) - sizes
     offset = until[:-1].copy()  # a message is received by the item after its send
     for i, each in enumerate(flat):
@@ -441,14 +410,14 @@ class GroupSchedules:
     nodes: Ints
     inside: bool = False
     algorithm: str | Collective = "default"
-    _known: dict[tuple[int, int, float], Schedule] = field(default_factory=dict)
 
     def __call__(self, kind: int, group: int, nbytes: float) -> Schedule:
         """Return the schedule of a kind of collective in a group, whose ranks are its members in order."""
-        key = kind, group, nbytes
-        if key not in self._known:
-            self._known[key] = self._new(KINDS[kind], group, nbytes)
-        return self._known[key]
+        return self._cached(KINDS[kind], group, nbytes)
+
+    @functools.cached_property
+    def _cached(self) -> Callable[[str, int, float], Schedule]:
+        return functools.cache(self._new)
 
     def _new(self, kind: str, group: int, nbytes: float) -> Schedule:
         cluster, order = self.cluster, self.order[group]
@@ -458,13 +427,12 @@ class GroupSchedules:
         algorithm = given if by_nccl else "ring"
         usual = default_algorithm(cluster, places) if algorithm == "default" else algorithm
         name = algorithm if algorithm in ("ring", "default") or kind == "all_reduce" else "nccl"
-        schedules = [build(name, len(places), nbytes, None, kind, (cluster, places))]
+        schedule = build(name, len(places), nbytes, None, kind, (cluster, places))
         host = cluster.host_of[places]
         if usual == "ring" and kind == "all_reduce" and (host != host[0]).any():
-            schedules.append(build("hierarchical", len(places), nbytes, where=(cluster, places)))
-        if len(schedules) > 1:
-            schedules.sort(key=lambda each: schedule_time(cluster, each, places, nbytes))
-        return reorder(schedules[0], order)
+            schedules = schedule, build("hierarchical", len(places), nbytes, where=(cluster, places))
+            schedule = min(schedules, key=lambda each: schedule_time(cluster, each, places, nbytes))
+        return reorder(schedule, order)
 
     def beside(
         self, n_groups: int, others: Callable[[int, int, float], Schedule]
