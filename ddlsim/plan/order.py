@@ -10,7 +10,7 @@ import numpy as np
 from ddlsim.errors import ConfigError
 from ddlsim.network.executor import distinct
 from ddlsim.plan.plan import BROADCAST, GATHER, PUSH_PULL, REDUCE, ROOTED, SCATTER, Bools, Ints, Plan
-from ddlsim.plan.rows import csr, joined, ranges
+from ddlsim.plan.rows import csr, joined, occurrences
 
 #: number of tasks of a cycle that an error names
 N_SHOWN = 6
@@ -131,12 +131,7 @@ class Order:
         which is meaningless for lanes without an order.
         """
         plan, n = self.plan, len(self.plan)
-        ranks = plan.lane_rank
-        local = np.array([int((ranks[:i] == rank).sum()) for i, rank in enumerate(ranks)], dtype=np.int64)[plan.lane]
-        by_lane = np.argsort(plan.lane, kind="stable")
-        sizes = np.bincount(plan.lane, minlength=len(plan.lanes))
-        place = np.empty(n, dtype=np.int64)
-        place[by_lane] = ranges(0 * sizes, sizes)
+        local, place = occurrences(plan.lane_rank)[plan.lane], occurrences(plan.lane)
         before, after = self.pairs
         inside = plan.rank[before] == plan.rank[after]
         before, after = before[inside], after[inside]

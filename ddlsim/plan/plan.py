@@ -295,14 +295,9 @@ class Plan:
         """Return whether another plan has the same tasks."""
         if not isinstance(other, Plan):
             return NotImplemented
-        names = [field.name for field in dataclasses.fields(self)]
-        arrays = (*COLUMNS, "need_offsets", "needs")
-        return all(
-            np.array_equal(getattr(self, name), getattr(other, name))
-            if name in arrays
-            else getattr(self, name) == getattr(other, name)
-            for name in names
-        )
+        fields = [field.name for field in dataclasses.fields(self)]
+        pairs = ((getattr(self, name), getattr(other, name)) for name in fields)
+        return all(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in pairs)
 
     def __hash__(self) -> int:
         return hash((self.lanes, self.groups, self.parts, len(self)))

@@ -85,15 +85,14 @@ class StepProgram:
         batches    micro-batches per rank and step
         families   for each group of the template, the groups of ranks; None: one group of all ranks
         """
-        n = len(workloads)
+        n, families = len(workloads), families or [[range(len(workloads))]]
         different = {id(workload): workload for workload in workloads}
         number = {key: i for i, key in enumerate(different)}
-        groups = [tuple(group) for family in families or [[range(n)]] for group in family]
-        of, begin = np.zeros((n, len(families or [0])), dtype=np.int64), 0
-        for i, family in enumerate(families or [[range(n)]]):
-            for at, group in enumerate(family, begin):
-                of[list(group), i] = at
-            begin += len(family)
+        groups, of = list[tuple[int, ...]](), np.zeros((n, len(families)), dtype=np.int64)
+        for i, family in enumerate(families):
+            for group in family:
+                of[list(group), i] = len(groups)
+                groups.append(tuple(group))
         return cls(
             templates=tuple(make(workload) for workload in different.values()),
             ranks=np.arange(n)[:, None],
@@ -326,21 +325,16 @@ class StepProgram:
     def _check_alike(self, every: TaskTable) -> None:
         """Raise ConfigError unless the template's last step equals the second."""
         template, last = self.template, self.template.n_steps - 1
-        first, _, _ = self._keys
+        columns = [getattr(template, name) for name in ("lane", "kind", "peer", "part", "nbytes", "every")]
+        columns += [self._keys[0], *(one.seconds for one in self.templates)]
 
         def shape(step: int) -> list[npt.NDArray[Any]]:
-            columns_of = [template.lane, template.kind, template.peer, template.part, template.nbytes, template.every]
-            return [each[self.rows(step)] for each in (*columns_of, first, *(one.seconds for one in self.templates))]
-
-        def inside(step: int) -> list[Ints]:
-            own = every.tasks[self.rows(step)]
+            rows, own = self.rows(step), every.tasks[self.rows(step)]
             after = every.following[own["first"][0] : own["last"][-1]]
             row, same = np.repeat(np.arange(len(own)), own["last"] - own["first"]), template.step[after] == step
-            return [row[same], after[same] - self.rows(step).start]
+            return [*(each[rows] for each in columns), row[same], after[same] - rows.start]
 
-        if last < N_STEPS - 1 or not all(
-            np.array_equal(a, b) for of in (shape, inside) for a, b in zip(of(1), of(last), strict=True)
-        ):
+        if last < N_STEPS - 1 or not all(map(np.array_equal, shape(1), shape(last))):
             raise ConfigError(
                 "plan: the steps after the first one differ, so the step program cannot repeat them; all "
                 "these steps must have the same keys and rows in the same order"
@@ -355,25 +349,15 @@ def _taking_place(plan: Plan) -> Plan:
         left_out |= (plan.every == number) & steps[plan.step]
     if not left_out.any():
         return dataclasses.replace(plan, cycles=(), every=np.zeros(len(plan), dtype=np.int64)) if plan.cycles else plan
-    place = np.cumsum(~left_out) - 1
-    offsets, needs, previous = plan.need_offsets.tolist(), plan.needs.tolist(), plan.previous.tolist()
-    instead: dict[int, list[int]] = {}
-
-    def needed(row: int) -> list[int]:
-        own = needs[offsets[row] : offsets[row + 1]]
-        kept: dict[int, None] = {}
-        for need in own:
-            kept |= dict.fromkeys(instead[need] if left_out[need] else [int(place[need])])
-        return list(kept)
-
-    lists = []
+    place, previous = (np.cumsum(~left_out) - 1).tolist(), plan.previous.tolist()
+    lists, instead = list[list[int]](), dict[int, list[int]]()  # instead of the rows that are left out
     for row in range(len(plan)):
+        before = [*plan.needs_of(row), *([previous[row]] if left_out[row] and previous[row] >= 0 else ())]
+        needed = list(dict.fromkeys(new for need in before for new in instead.get(need, [place[need]])))
         if left_out[row]:
-            before = previous[row]
-            lane = [] if before < 0 else instead[before] if left_out[before] else [int(place[before])]
-            instead[row] = list(dict.fromkeys([*needed(row), *lane]))
+            instead[row] = needed
         else:
-            lists.append(needed(row))
+            lists.append(needed)
     keys = np.unique(plan.key[~left_out & (plan.key >= 0)])
     column: dict[str, Any] = {name: getattr(plan, name)[~left_out] for name in COLUMNS}
     column["key"] = np.where(column["key"] >= 0, np.searchsorted(keys, column["key"]), -1)
@@ -665,10 +649,8 @@ def step_of(rows: Sequence[Row], lanes: dict[tuple[int, str], int]) -> Step:
     for name in _ROW_COLUMNS:
         column[name] = np.array([getattr(row, name) for row in rows])
     column["lane"] = np.array([lanes.setdefault((row.place, row.lane), len(lanes)) for row in rows], dtype=np.int64)
-    before = [
-        (i, *(each if isinstance(each, tuple) else (each, 1))) for i, row in enumerate(rows) for each in row.before
-    ]
-    row, need, back = np.array(before, dtype=np.int64).reshape(-1, 3).T
+    of_rows = [(i, each if isinstance(each, tuple) else (each, 1)) for i, row in enumerate(rows) for each in row.before]
+    row, need, back = np.array([(i, *each) for i, each in of_rows], dtype=np.int64).reshape(-1, 3).T
     return Step(column, pairs_of(row.needs for row in rows), (row, need, back))
 
 

@@ -52,6 +52,13 @@ def pairs(rows: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
     return first, second
 
 
+def occurrences(values: Ints) -> Ints:
+    """Return how often each value (at least 0) has occurred before, (n,)."""
+    sizes, before = np.bincount(values), np.empty(len(values), dtype=np.int64)
+    before[np.argsort(values, kind="stable")] = ranges(0 * sizes, sizes)
+    return before
+
+
 def repeats(values: Ints) -> Bools:
     """Return whether each value has occurred before, (n,)."""
     again = np.ones(len(values), dtype=np.bool_)

@@ -18,6 +18,7 @@ from ddlsim.errors import ConfigError, listed
 from ddlsim.plan import Plan, StepProgram, fully_sharded, sharded
 from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.plan import BACKWARD, FORWARD
+from ddlsim.plan.program import slices
 from ddlsim.plan.schedules import Schedules
 from ddlsim.readable import count, percent
 from ddlsim.runtime.context import RunContext
@@ -319,12 +320,8 @@ class FSDP:
                 f"compression: {title(compressor)} needs the whole gradient, but FSDP reduce-scatters it in "
                 f"{len(plan.parts)} parts; use stage=1 or 2 with overlap='none', or a compressor such as TopK"
             )
-        sizes = [rounded(part.nbytes) for part in plan.parts]
-        if self.stage < 3:  # buckets, starting with the last tensors
-            sizes = sizes[::-1]
-        ends = np.cumsum(sizes)
-        slices = [slice(end - size, end) for size, end in zip(sizes, ends.tolist(), strict=True)]
-        return slices if self.stage == 3 else slices[::-1]
+        turn = 1 if self.stage == 3 else -1  # buckets start with the last tensors
+        return slices([rounded(part.nbytes) for part in plan.parts][::turn])[::turn]
 
     def start(self, context: RunContext) -> None:
         """Start all workers.
