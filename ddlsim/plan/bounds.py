@@ -1,27 +1,21 @@
 """Lower bounds on the time of a plan and of the steps of a program. They hold for any network and algorithm.
 
 :func:`critical_path` and :func:`cut` bound a plan: its longest chain of work, and the bytes that must cross the
-narrowest interface. :func:`of_steps` bounds the time that a run measures: that of some steps, from the end t0 of the
-step before them to the end t1 of the last one. At t0, some task u ends that has no successors in its step. All
-successors of u start after t0.
+narrowest interface. :func:`of_steps` bounds the time that a run measures: from the end t0 of the step before some steps
+to the end t1 of the last one. At t0, some task u ends that has no successors in its step, so its successors start after
+t0.
 
-**Chains.** Hence t1 - t0 is at least the longest chain from the end of u to an update. As u is unknown, the bound is
-the minimum over all candidates. A chain continues from a member of a collective to all members that need its bytes. In
-an all-reduce of m bytes, every member needs the bytes of every other: they must leave one device (and machine) and
-enter another, which takes m over the rate of these interfaces, for any algorithm. A message takes the time that the
-narrowest channel of its route needs.
-
-Identical copies (workers, replicas of a pipeline) have the same chains, so it is enough to consider one of them.
-Whichever copy enters a collective last, some copy gets its bytes only after they have crossed, and the chain continues
-there. Replicas of pipelines are assumed to enter their sums together.
+**Chains.** t1 - t0 is at least the longest chain from the end of u to an update, minimised over all candidates u. A
+chain continues from a member of a collective to all members that need its bytes, which must leave one device (and
+machine) and enter another, for any algorithm. A message takes the time that the narrowest channel of its route needs.
+Identical copies (workers, replicas of a pipeline) have the same chains, so it is enough to consider one of them:
+whichever copy enters a collective last, some copy gets its bytes only after they have crossed. Replicas of pipelines
+are assumed to enter their sums together.
 
 **Bytes.** Take a collective that comes after every candidate u, through any of its members. When it ends anywhere, all
-members have entered it, so all its successors start after t0 plus the longest chain from u to it. The bytes that the
-updates wait for must then cross the interfaces, see :func:`cut`. Of the collective itself, which other members may have
-entered before t0, only the last member's contribution counts, which must reach all others.
-
-Both bounds hold for any order of the queues, any algorithm of the collectives and any other traffic. If the bytes are
-unknown, only the bound on chains of work remains.
+members have entered it, so its successors start after t0 plus the longest chain from u to it. The bytes that the
+updates wait for must then cross the interfaces, see :func:`cut`. Of the collective itself, only the last member's
+contribution counts. If the bytes are unknown, only the bound on chains of work remains.
 """
 
 from __future__ import annotations

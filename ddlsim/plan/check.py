@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from ddlsim.errors import ConfigError
 from ddlsim.plan.order import Order
@@ -39,10 +40,6 @@ PASSES = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 #: collectives on gradients and weights of a part: SUMS come before an update, SPREADS may come after it
 SUMS = (ALL_REDUCE, REDUCE_SCATTER, REDUCE, PUSH_PULL)
 SPREADS = (ALL_GATHER, BROADCAST)
-#: random numbers that represent micro-batches; sums wrap around
-Marks = npt.NDArray[np.uint64]
-#: largest number of pieces into which a part is divided
-LIMIT = 2**62
 
 
 def check_exchanges(plan: Plan) -> None:
@@ -340,27 +337,21 @@ def _check_fetches(
 
 def _check_tiles(plan: Plan, replay: Replay, fetches: Touching, before: Ints) -> None:
     """Check that the shards of a group's members together form the whole updated part."""
-    first, end, updated = replay.held(before)
-    position = np.array(
-        [
-            plan.groups[group].index(rank)
-            for group, rank in zip(plan.peer[fetches.row].tolist(), plan.rank[fetches.row].tolist(), strict=True)
-        ],
-        dtype=np.int64,
-    )
-    by_key = np.lexsort((position, plan.key[fetches.row]))
-    key = plan.key[fetches.row][by_key]
-    begins = np.diff(key, prepend=-1) != 0
-    ends = np.append(begins[1:], True)
-    first, end, updated = first[by_key], end[by_key], updated[by_key]
-    wrong = ~updated | (begins & (first != 0)) | (ends & (end != replay.size))
-    wrong[1:] |= ~begins[1:] & (first[1:] != end[:-1])
-    rows = fetches.row[by_key][wrong]
+    shards: dict[int, list[tuple[int, Held, int]]] = {}
+    for row, place in zip(fetches.row.tolist(), before.tolist(), strict=True):
+        position = plan.groups[plan.peer[row]].index(int(plan.rank[row]))
+        shards.setdefault(int(plan.key[row]), []).append((position, replay.held[place], row))
     problem = (
         ": the shards of its group do not add up to part {part}, which was updated in the previous step; use the group "
         "that scattered the gradients"
     )
-    refuse(plan, rows, problem, part=plan.part[rows])
+    for _, members in sorted(shards.items()):
+        until = 0
+        for position, (_, own, row) in enumerate(sorted(members, key=lambda each: each[0]), 1):
+            last = position == len(members)
+            if not own.updated or own.first != until or (last and own.end != replay.size):
+                refuse(plan, np.array([row]), problem, part=plan.part[[row]])
+            until = own.end
 
 
 def _check_gradients(plan: Plan, order: Order) -> None:
@@ -493,185 +484,144 @@ def _check_early_sums(plan: Plan, order: Order, backward: Touching, deeds: Touch
     refuse(plan, apart, problem, part=plan.part[apart])
 
 
-def _contributions(plan: Plan, backward: Touching, n_batches: int) -> Ints:
-    """Return distinct pairs of places and micro-batches that have a gradient there, (2, n); gradients of a tied layer
-    count as those of additional micro-batches."""
-    return np.unique(np.stack([backward.place, plan.batch[backward.row] + n_batches * backward.tied]), axis=1)
-
-
 def _replay(plan: Plan, deeds: Touching, backward: Touching, update: Touching, used: Ints) -> Replay:
     """Check that each update uses the gradient of every micro-batch of its step exactly once, and that all updated
     weights are finally complete at the places `used`."""
-    n_batches = int(plan.batch.max(initial=-1)) + 1
-    marks = np.random.default_rng(0).integers(1, 2**63, (2 * n_batches, 1), dtype=np.uint64)
-    n_parts = len(plan.parts)
-    total = np.zeros((plan.n_steps * n_parts, 1), dtype=np.uint64)
-    own = _contributions(plan, backward, n_batches)
-    kinds, which = np.unique(own[0] // (plan.n_ranks * n_parts) * n_parts + own[0] % n_parts, return_inverse=True)
-    batches = np.unique(np.stack([kinds[which.reshape(-1)], own[1]]), axis=1)
-    np.add.at(total, batches[0], marks[batches[1]])
-    replay = Replay(plan, deeds.row, deeds.place, own, marks)
-    replay.to_end()
-    whole = update.place // (plan.n_ranks * n_parts) * n_parts + update.place % n_parts  # for all ranks
-    wrong = (replay.at_update(update.place) != total[whole]).any(axis=1)
-    for task, place in zip(update.row[wrong].tolist(), update.place[wrong].tolist(), strict=True):
-        raise ConfigError(f"plan: {plan.task(task)}: {_what_is_wrong(plan, deeds, backward, place, n_batches)}")
-    _check_whole(plan, deeds, replay, used)
-    return replay
-
-
-def _check_whole(plan: Plan, deeds: Touching, replay: Replay, places: Ints) -> None:
-    """Check that all ranks that use weights of a part end the step with all of its updated weights."""
-    first, end, updated = replay.held(places)
-    wrong = np.flatnonzero(~updated | (end - first != replay.size))
-    if len(wrong):
-        place, share = int(places[wrong[0]]), float(end[wrong[0]] - first[wrong[0]]) / replay.size
-        last = int(deeds.row[deeds.place == place][-1])
-        part = place % len(plan.parts)
-        if not updated[wrong[0]]:
+    n_batches, n_parts = int(plan.batch.max(initial=-1)) + 1, len(plan.parts)
+    marks = np.random.default_rng(0).integers(1, 2**63, 2 * n_batches).tolist()
+    replay = Replay(plan, deeds, backward, n_batches, marks)
+    of_parts: dict[int, set[int]] = {}  # (step, part) -> batches
+    for place, batch in replay.contributions:
+        of_parts.setdefault(place // (plan.n_ranks * n_parts) * n_parts + place % n_parts, set()).add(batch)
+    for row, place in zip(update.row.tolist(), update.place.tolist(), strict=True):
+        step, part = place // (plan.n_ranks * n_parts), place % n_parts
+        needed = of_parts.get(step * n_parts + part, set())
+        if replay.held[place].used != sum(marks[batch] for batch in needed):
+            few = [each.of((each.part == part) & (plan.step[each.row] == step)) for each in (deeds, backward)]
+            digits = Replay(plan, *few, n_batches, [1 << (_DIGIT * i) for i in range(2 * n_batches)]).held[place].used
+            counts = [digits >> (_DIGIT * i) & ((1 << _DIGIT) - 1) for i in range(2 * n_batches)]
+            which = next(i for i, n in enumerate(counts) if n != (i in needed))
+            tied, batch = divmod(which, n_batches)
+            times = {0: "never summed", 2: "summed twice"}.get(counts[which], f"summed {counts[which]} times")
+            where = f" of layer {plan.parts[part].tied}, which is tied to it," if tied else ""
+            raise ConfigError(
+                f"plan: {plan.task(row)}: the gradient of batch {batch}{where} is {times} in part {part}; it must be "
+                "summed once"
+            )
+    for place in used.tolist():
+        own, part = replay.held[place], place % n_parts
+        if own.updated and own.end - own.first == replay.size:
+            continue
+        last, share = int(deeds.row[deeds.place == place][-1]), (own.end - own.first) / replay.size
+        if not own.updated:
             raise ConfigError(f"plan: {plan.task(last)}: part {part} is not updated on its rank after this task")
         raise ConfigError(
             f"plan: {plan.task(last)}: after this task, its rank has only {share:.3g} of the updated weights "
             f"of part {part}; add an all_gather over the group that scattered its gradients"
         )
-
-
-def _what_is_wrong(plan: Plan, deeds: Touching, backward: Touching, place: int, n_batches: int) -> str:
-    """Replay one part of one step with a column per micro-batch; describe one that is not summed exactly once."""
-    n_parts = len(plan.parts)
-    step, part = place // (plan.n_ranks * n_parts), place % n_parts
-    few = [each.of((each.part == part) & (plan.step[each.row] == step)) for each in (deeds, backward)]
-    own = _contributions(plan, few[1], n_batches)
-    replay = Replay(plan, few[0].row, few[0].place, own, np.eye(2 * n_batches, dtype=np.uint64))
-    replay.to_end()
-    counts = replay.at_update(np.array([place]))[0]
-    expected = np.zeros(2 * n_batches, dtype=np.uint64)
-    expected[own[1]] = 1
-    which = int(np.flatnonzero(counts != expected)[0])
-    n, (tied, batch) = int(counts[which]), divmod(which, n_batches)
-    times = {0: "never summed", 2: "summed twice"}.get(n, f"summed {n} times")
-    where = f" of layer {plan.parts[part].tied}, which is tied to it," if tied else ""
-    return f"the gradient of batch {batch}{where} is {times} in part {part}; it must be summed once"
+    return replay
 
 
 # ---------------------------------------------------------------- replay
+
+#: bits of the number of times that a micro-batch has been summed
+_DIGIT = 32
+
+
+@dataclass
+class Held:
+    """A range of a part, in units of 1 / ``Replay.size``, with the sum of the marks of some micro-batches; whether it
+    is updated, and from which sum."""
+
+    first: int
+    end: int
+    sum: int = 0
+    updated: bool = False
+    used: int = 0
 
 
 class Replay:
     """Deeds (sums, updates, distribution) executed in order at each *place*: a rank's copy of a part in a step.
 
-    A place holds a range of the part with the gradient sum of some micro-batches, as the sum of their marks. A
-    reduce-scatter leaves member i with the i-th of equal pieces; an all-gather concatenates adjacent ranges in the
-    order of the group; a broadcast copies the first member's range.
+    A place holds a range of the part with the gradient sum of some micro-batches. A reduce-scatter leaves member i with
+    the i-th of equal pieces; an all-gather concatenates adjacent ranges in the order of the group; a broadcast copies
+    the first member's range.
 
-    rows, places   (n,) the deeds, sorted by place and, within a place, by order
-    contributions  (2, m) places and batches of the initial gradients
-    marks          (n_batches, width) of the batches
+    deeds     sorted by place and, within a place, by order
+    backward  passes that contribute gradients; those of a tied layer count as those of additional micro-batches
+    marks     (2 n_batches,) numbers of the micro-batches
+
+    size           of a part, divisible by the sizes of any two groups that scatter it
+    contributions  distinct pairs of places and micro-batches that have a gradient there
+    held           by place
     """
 
-    def __init__(self, plan: Plan, rows: Ints, places: Ints, contributions: Ints, marks: Marks) -> None:
-        self.plan, self.rows = plan, rows
-        own_place, own_batch = contributions
-        self.places = np.union1d(own_place, places)
-        self.marks = np.zeros((len(self.places), marks.shape[1]), dtype=np.uint64)
-        np.add.at(self.marks, np.searchsorted(self.places, own_place), marks[own_batch])
-        cuts = {len(plan.groups[i]) for i in np.unique(plan.peer[rows[plan.kind[rows] == REDUCE_SCATTER]]).tolist()}
-        #: size of a part, divisible by the sizes of any two groups that scatter it
-        self.size = math.lcm(1, *cuts) ** 2
-        if self.size > LIMIT:
-            raise ConfigError(
-                f"plan: gradients are scattered over groups of {', '.join(map(str, sorted(cuts)))} ranks; use "
-                "fewer different group sizes"
-            )
-        self.first = np.zeros(len(self.places), dtype=np.int64)
-        self.end = np.full(len(self.places), self.size, dtype=np.int64)
-        self.updated = np.zeros(len(self.places), dtype=np.bool_)
-        self.found = np.zeros_like(self.marks)
-        self.at = np.searchsorted(self.places, places)  # rows of the same place are adjacent, in order
-        begins = np.flatnonzero(np.diff(self.at, prepend=-1))
-        self.nth = np.arange(len(rows)) - np.repeat(begins, np.diff(np.append(begins, len(rows))))
+    def __init__(self, plan: Plan, deeds: Touching, backward: Touching, n_batches: int, marks: Sequence[int]) -> None:
+        self.plan, rows, places = plan, deeds.row.tolist(), deeds.place.tolist()
+        batches = (plan.batch[backward.row] + n_batches * backward.tied).tolist()
+        self.contributions = set(zip(backward.place.tolist(), batches, strict=True))
+        scattering = deeds.row[plan.kind[deeds.row] == REDUCE_SCATTER]
+        self.size = math.lcm(1, *(len(plan.groups[i]) for i in np.unique(plan.peer[scattering]).tolist())) ** 2
+        self.held = {place: Held(0, self.size) for place in {*places, *backward.place.tolist()}}
+        for place, batch in self.contributions:
+            self.held[place].sum += marks[batch]
         # each update is separate, even if one row updates several parts
-        key = np.where(plan.kind[rows] == UPDATE, len(plan) + np.arange(len(rows)), plan.key[rows])
-        _, which, self.n_members = np.unique(key, return_inverse=True, return_counts=True)
-        self.which = which.reshape(-1)
-        position = np.full((max(len(plan.groups), 1), plan.n_ranks), -1, dtype=np.int64)
-        for i, group in enumerate(plan.groups):
-            position[i, list(group)] = np.arange(len(group))
-        self.position = np.where(plan.kind[rows] == UPDATE, 0, position[plan.peer[rows], plan.rank[rows]])
+        keys = [-1 - i if plan.kind[row] == UPDATE else int(plan.key[row]) for i, row in enumerate(rows)]
+        n_members, arrived, left = Counter(keys), dict[int, list[int]](), set(range(len(rows)))
+        position = [{rank: i for i, rank in enumerate(group)} for group in plan.groups]
+        ready = deque(i for i, place in enumerate(places) if i == 0 or places[i - 1] != place)
+        while ready:
+            deed = ready.popleft()
+            there = arrived.setdefault(keys[deed], [])
+            there.append(deed)
+            if len(there) == n_members[keys[deed]]:  # all members have reached it
+                if len(there) > 1:
+                    there.sort(key=lambda i: position[plan.peer[rows[i]]][int(plan.rank[rows[i]])])
+                self._do(int(plan.kind[rows[deed]]), [rows[i] for i in there], [self.held[places[i]] for i in there])
+                left.difference_update(there)
+                ready.extend(i + 1 for i in there if i + 1 < len(rows) and places[i + 1] == places[i])
+        if left:
+            self._refuse(rows[min(left)], "other ranks sum, update or distribute this part in a different order")
 
-    def at_update(self, places: Ints) -> Marks:
-        """Return the sums that the updates at these places used, (n, width)."""
-        return self.found[np.searchsorted(self.places, places)]
-
-    def held(self, places: Ints) -> tuple[Ints, Ints, Bools]:
-        """Return start and end of the range at each place, in units of 1 / :attr:`size`, and whether it is updated."""
-        at = np.searchsorted(self.places, places)
-        return self.first[at], self.end[at], self.updated[at]
-
-    def to_end(self) -> None:
-        """Execute all deeds; a collective is executed when all its members have reached it."""
-        n_done, left = np.zeros(len(self.places), dtype=np.int64), np.arange(len(self.rows))
-        while len(left):
-            here = left[self.nth[left] == n_done[self.at[left]]]
-            n_here = np.bincount(self.which[here], minlength=len(self.n_members))
-            go = here[(n_here == self.n_members)[self.which[here]]]
-            kinds = self.plan.kind[self.rows[go]]
-            for kind in np.unique(kinds).tolist():
-                self._do(kind, go[kinds == kind])
-            n_done[self.at[go]] += 1
-            if not len(go):
-                self._refuse(left[:1], "other ranks sum, update or distribute this part in a different order")
-            left = left[~np.isin(left, go)]
-
-    def _do(self, kind: int, go: Ints) -> None:
-        go = go[np.lexsort((self.position[go], self.which[go]))]  # members of a collective are adjacent, in order
-        at = self.at[go]
+    def _do(self, kind: int, rows: list[int], members: list[Held]) -> None:
+        """Execute an update, or a collective of all members of a group in order."""
+        leader = members[0]
         if kind == UPDATE:
-            self.found[at], self.updated[at] = self.marks[at], True
-            return
-        begins = np.flatnonzero(np.diff(self.which[go], prepend=-1))
-        size = np.diff(np.append(begins, len(go)))
-        leader = np.repeat(begins, size)  # for each row, the first member of its collective
-        if kind == BROADCAST:
-            for held in (self.first, self.end, self.marks, self.updated):
-                held[at] = held[at[leader]]
+            leader.used, leader.updated = leader.sum, True
+        elif kind == BROADCAST:
+            for own in members:
+                own.first, own.end, own.sum, own.updated = leader.first, leader.end, leader.sum, leader.updated
         elif kind == ALL_GATHER:
-            self._gather(go, at, begins, size, leader)
+            for row, before, own in zip(rows[1:], members, members[1:], strict=False):
+                if before.end != own.first:
+                    self._refuse(row, "its range of the part does not begin at the end of the previous member's range")
+            for row, own in zip(rows, members, strict=True):
+                if own.updated != leader.updated or (own.sum != leader.sum and not own.updated):
+                    self._refuse(row, "its sum differs from that of the first member of its group")
+            for own in members:
+                own.first, own.end = leader.first, members[-1].end
         else:
-            self._sum(kind, go, at, begins, size, leader)
+            self._sum(kind, rows, members)
 
-    def _gather(self, go: Ints, at: Ints, begins: Ints, size: Ints, leader: Ints) -> None:
-        inside = np.ones(len(go), dtype=np.bool_)
-        inside[begins] = False
-        second = np.flatnonzero(inside)
-        apart = self.end[at[second - 1]] != self.first[at[second]]
-        self._refuse(
-            go[second[apart]], "its range of the part does not begin at the end of the previous member's range"
-        )
-        mixed = (self.marks[at] != self.marks[at[leader]]).any(axis=1) & ~self.updated[at]
-        mixed |= self.updated[at] != self.updated[at[leader]]
-        self._refuse(go[mixed], "its sum differs from that of the first member of its group")
-        self.end[at] = np.repeat(self.end[at[begins + size - 1]], size)
-        self.first[at] = self.first[at[leader]]
+    def _sum(self, kind: int, rows: list[int], members: list[Held]) -> None:
+        leader, total, n = dataclasses.replace(members[0]), sum(own.sum for own in members), len(members)
+        for row, own in zip(rows, members, strict=True):
+            if own.updated:
+                self._refuse(row, "it sums gradients after their update")
+            serves = kind == PUSH_PULL and self.plan.rank[row] in self.plan.servers  # contributes nothing
+            if (own.first, own.end) != (leader.first, leader.end) and not serves:
+                self._refuse(row, "its range of the part differs from that of the first member of its group")
+        for i, (row, own) in enumerate(zip(rows, members, strict=True)):
+            if kind == REDUCE and i:
+                own.end = own.first
+                continue
+            own.sum = total
+            if kind == REDUCE_SCATTER:
+                piece, rest = divmod(own.end - own.first, n)
+                if rest:
+                    self._refuse(row, "it scatters a part for the third time; at most two are supported")
+                own.first += i * piece
+                own.end = own.first + piece
 
-    def _sum(self, kind: int, go: Ints, at: Ints, begins: Ints, size: Ints, leader: Ints) -> None:
-        self._refuse(go[self.updated[at]], "it sums gradients after their update")
-        same = (self.first[at] == self.first[at[leader]]) & (self.end[at] == self.end[at[leader]])
-        if kind == PUSH_PULL:  # servers contribute nothing
-            same |= np.isin(self.plan.rank[self.rows[go]], self.plan.servers)
-        self._refuse(go[~same], "its range of the part differs from that of the first member of its group")
-        total = np.repeat(np.add.reduceat(self.marks[at], begins, axis=0), size, axis=0)
-        position = self.position[go]
-        if kind == REDUCE:
-            self.marks[at] = np.where(position[:, None] == 0, total, self.marks[at])
-            self.end[at] = np.where(position == 0, self.end[at], self.first[at])
-            return
-        self.marks[at] = total
-        if kind == REDUCE_SCATTER:
-            piece, rest = np.divmod(self.end[at] - self.first[at], np.repeat(size, size))
-            self._refuse(go[rest != 0], "it scatters a part for the third time; at most two are supported")
-            self.first[at] += position * piece
-            self.end[at] = self.first[at] + piece
-
-    def _refuse(self, wrong: Ints, problem: str) -> None:
-        refuse(self.plan, self.rows[wrong], f": {problem}")
+    def _refuse(self, row: int, problem: str) -> None:
+        refuse(self.plan, np.array([row]), f": {problem}")
