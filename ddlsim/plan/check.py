@@ -15,31 +15,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddlsim.errors import ConfigError
+from ddlsim.plan import plan as ps
 from ddlsim.plan.order import Order
-from ddlsim.plan.plan import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    BACKWARD,
-    BACKWARD_INPUT,
-    BACKWARD_WEIGHT,
-    BROADCAST,
-    COMPUTE,
-    FORWARD,
-    KINDS,
-    PUSH_PULL,
-    REDUCE,
-    REDUCE_SCATTER,
-    UPDATE,
-    Bools,
-    Ints,
-    Plan,
-)
+from ddlsim.plan.plan import KINDS, Bools, Ints, Plan
 from ddlsim.plan.rows import joined, overlapping, refuse, repeats, with_parts
 
-PASSES = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
+PASSES = (ps.FORWARD, ps.BACKWARD, ps.BACKWARD_INPUT, ps.BACKWARD_WEIGHT)
 #: collectives on gradients and weights of a part: SUMS come before an update, SPREADS may come after it
-SUMS = (ALL_REDUCE, REDUCE_SCATTER, REDUCE, PUSH_PULL)
-SPREADS = (ALL_GATHER, BROADCAST)
+SUMS = (ps.ALL_REDUCE, ps.REDUCE_SCATTER, ps.REDUCE, ps.PUSH_PULL)
+SPREADS = (ps.ALL_GATHER, ps.BROADCAST)
 
 
 def check_exchanges(plan: Plan) -> None:
@@ -89,7 +73,7 @@ def _collectives(plan: Plan) -> None:
         refuse(plan, queued[wrong], f": its queue is also used by another {name}")
     is_server = np.isin(np.arange(plan.n_ranks), plan.servers)
     behind = np.array([_servers_behind(is_server[list(group)]) for group in plan.groups], dtype=np.bool_)
-    wrong = (plan.kind[rows] == PUSH_PULL) & ~behind[plan.peer[rows]]
+    wrong = (plan.kind[rows] == ps.PUSH_PULL) & ~behind[plan.peer[rows]]
     refuse(plan, rows[wrong], ": its group must consist of workers followed by servers (Plan.servers)")
     sizes = belongs.sum(axis=1)
     lacking = np.bincount(which.reshape(-1)) < sizes[plan.peer[rows[first]]]
@@ -143,10 +127,10 @@ def check(plan: Plan) -> None:
 def _only(plan: Plan, part: int) -> Plan:
     """Return the plan in which only ranks with one part of each layer train; tasks of others become other work."""
     others = plan.rank % plan.tensor != part
-    passes = others & (plan.kind < COMPUTE) | others & np.isin(plan.kind, (BACKWARD_INPUT, BACKWARD_WEIGHT))
+    passes = others & (plan.kind < ps.COMPUTE) | others & np.isin(plan.kind, (ps.BACKWARD_INPUT, ps.BACKWARD_WEIGHT))
     return dataclasses.replace(
         plan,
-        kind=np.where(passes, COMPUTE, plan.kind),
+        kind=np.where(passes, ps.COMPUTE, plan.kind),
         batch=np.where(others, -1, plan.batch),
         part=np.where(others, -1, plan.part),
     )
@@ -155,12 +139,12 @@ def _only(plan: Plan, part: int) -> Plan:
 def _check_passes(plan: Plan, order: Order) -> None:
     if plan.delays:
         passage = plan.batch
-        n_batches = n_passages = int(plan.batch[plan.rows(BACKWARD, BACKWARD_INPUT)].max(initial=-1)) + 1
+        n_batches = n_passages = int(plan.batch[plan.rows(ps.BACKWARD, ps.BACKWARD_INPUT)].max(initial=-1)) + 1
     else:
-        n_batches = int(plan.batch[plan.rows(FORWARD)].max(initial=-1)) + 1
+        n_batches = int(plan.batch[plan.rows(ps.FORWARD)].max(initial=-1)) + 1
         passage, n_passages = plan.step * n_batches + plan.batch, plan.n_steps * n_batches
     forward, backward = (
-        _each_once(plan, kinds, passage, n_passages) for kinds in ((FORWARD,), (BACKWARD, BACKWARD_INPUT))
+        _each_once(plan, kinds, passage, n_passages) for kinds in ((ps.FORWARD,), (ps.BACKWARD, ps.BACKWARD_INPUT))
     )
     # in this order, a pass comes before the next: forward from the first layer, backward from the last
     for rows, after, cut in ((forward, "after", plan.end), (backward[::-1], "before", plan.first)):
@@ -170,8 +154,8 @@ def _check_passes(plan: Plan, order: Order) -> None:
         order.demand(first[here], second[here], f"which comes {after} it in the model")
         _check_carried(plan, order, first[~here], second[~here], cut)
     rest = backward
-    if len(plan.rows(BACKWARD_WEIGHT)):
-        rest = np.union1d(backward, _each_once(plan, (BACKWARD, BACKWARD_WEIGHT), passage, n_passages))
+    if len(plan.rows(ps.BACKWARD_WEIGHT)):
+        rest = np.union1d(backward, _each_once(plan, (ps.BACKWARD, ps.BACKWARD_WEIGHT), passage, n_passages))
     if plan.delays:
         _check_one_update(plan, rest)
     sides = [passage[rows] for rows in (forward, rest)]
@@ -182,7 +166,7 @@ def _check_passes(plan: Plan, order: Order) -> None:
     problem = " needs the activations of {other}, which are on another rank"
     refuse(plan, rest[second][elsewhere], problem, forward[first][elsewhere])
     order.demand(forward[first], rest[second], "whose activations it uses")
-    apart, inputs = plan.rows(BACKWARD_WEIGHT), plan.rows(BACKWARD_INPUT)
+    apart, inputs = plan.rows(ps.BACKWARD_WEIGHT), plan.rows(ps.BACKWARD_INPUT)
     sides = [passage[rows] for rows in (inputs, apart)]
     first, second = overlapping(
         sides[0], plan.first[inputs], plan.end[inputs], sides[1], plan.first[apart], plan.end[apart]
@@ -300,7 +284,7 @@ def on_rank(plan: Plan, tasks: Touching) -> Ints:
 
 def fetches_of(plan: Plan) -> Touching:
     """Return the all-gathers that provide sharded weights for the pass of a micro-batch."""
-    rows = plan.rows(ALL_GATHER)
+    rows = plan.rows(ps.ALL_GATHER)
     rows = rows[(plan.part[rows] >= 0) & (plan.batch[rows] >= 0)]
     return Touching(rows, plan.part[rows], place_of(plan, rows, plan.part[rows]), np.zeros(len(rows), dtype=np.bool_))
 
@@ -361,7 +345,7 @@ def _check_gradients(plan: Plan, order: Order) -> None:
     sequence that starts after the backward passes and ends before the next forward passes.
     """
     backward, update, forward = (
-        touching(plan, *kinds) for kinds in ((BACKWARD, BACKWARD_WEIGHT), (UPDATE,), (FORWARD,))
+        touching(plan, *kinds) for kinds in ((ps.BACKWARD, ps.BACKWARD_WEIGHT), (ps.UPDATE,), (ps.FORWARD,))
     )
     # if both layers of tied weights are on a rank, it updates the weights together with the first
     update = update.of(~update.tied | ~np.isin(update.place, update.place[~update.tied]))
@@ -372,8 +356,8 @@ def _check_gradients(plan: Plan, order: Order) -> None:
     i, j = joined(backward.place, deeds.place[first])
     before = np.concatenate([backward.row[i], deeds.row[:-1][~first[1:]]])
     after = np.concatenate([deeds.row[first][j], deeds.row[1:][~first[1:]]])
-    updates, updated = plan.kind[after] == UPDATE, plan.kind[before] == UPDATE
-    passed = np.isin(plan.kind[before], (BACKWARD, BACKWARD_WEIGHT))
+    updates, updated = plan.kind[after] == ps.UPDATE, plan.kind[before] == ps.UPDATE
+    passed = np.isin(plan.kind[before], (ps.BACKWARD, ps.BACKWARD_WEIGHT))
     for pairs, why in (
         (passed & ~updates, "which it sums"),
         (updates, "whose gradients it uses"),
@@ -410,7 +394,7 @@ def _versions(plan: Plan, forward: Touching) -> tuple[Touching, Ints]:
     """
     if not plan.delays:
         return forward, plan.step[forward.row]
-    backward = plan.rows(BACKWARD, BACKWARD_WEIGHT)
+    backward = plan.rows(ps.BACKWARD, ps.BACKWARD_WEIGHT)
     update = np.full(int(plan.batch.max(initial=-1)) + 1, -1)
     update[plan.batch[backward]] = plan.step[backward]
     forward = forward.of(update[plan.batch[forward.row]] >= 0)
@@ -460,11 +444,11 @@ def _check_early_sums(plan: Plan, order: Order, backward: Touching, deeds: Touch
     """Check the sums of single micro-batches, to which the last sum of the step, of the same kind and group, adds the
     rest. Each must come after its backward pass and before that sum, exactly once."""
     rows = plan.collectives[(plan.part[plan.collectives] >= 0) & (plan.batch[plan.collectives] >= 0)]
-    rows = rows[plan.kind[rows] != ALL_GATHER]
+    rows = rows[plan.kind[rows] != ps.ALL_GATHER]
     if not len(rows):
         return
     problem = ": only all_reduce and reduce_scatter can sum the gradients of a single micro-batch"
-    refuse(plan, rows[~np.isin(plan.kind[rows], (REDUCE_SCATTER, ALL_REDUCE))], problem)
+    refuse(plan, rows[~np.isin(plan.kind[rows], (ps.REDUCE_SCATTER, ps.ALL_REDUCE))], problem)
     n_batches = int(plan.batch.max()) + 1
     place = place_of(plan, rows, plan.part[rows])
     visit = place * n_batches + plan.batch[rows]
@@ -473,7 +457,7 @@ def _check_early_sums(plan: Plan, order: Order, backward: Touching, deeds: Touch
     passes = backward.place * n_batches + plan.batch[backward.row]
     i, j = joined(passes, visit)
     order.demand(backward.row[i], rows[j], "which it sums")
-    last = deeds.of(np.isin(plan.kind[deeds.row], (REDUCE_SCATTER, ALL_REDUCE)))
+    last = deeds.of(np.isin(plan.kind[deeds.row], (ps.REDUCE_SCATTER, ps.ALL_REDUCE)))
     i, j = joined(place, last.place)
     alike = plan.kind[rows[i]] == plan.kind[last.row[j]]
     i, j = i[alike], j[alike]
@@ -560,13 +544,13 @@ class Replay:
         self.plan, rows, places = plan, deeds.row.tolist(), deeds.place.tolist()
         batches = (plan.batch[backward.row] + n_batches * backward.tied).tolist()
         self.contributions = set(zip(backward.place.tolist(), batches, strict=True))
-        scattering = deeds.row[plan.kind[deeds.row] == REDUCE_SCATTER]
+        scattering = deeds.row[plan.kind[deeds.row] == ps.REDUCE_SCATTER]
         self.size = math.lcm(1, *(len(plan.groups[i]) for i in np.unique(plan.peer[scattering]).tolist())) ** 2
         self.held = {place: Held(0, self.size) for place in {*places, *backward.place.tolist()}}
         for place, batch in self.contributions:
             self.held[place].sum += marks[batch]
         # each update is separate, even if one row updates several parts
-        keys = [-1 - i if plan.kind[row] == UPDATE else int(plan.key[row]) for i, row in enumerate(rows)]
+        keys = [-1 - i if plan.kind[row] == ps.UPDATE else int(plan.key[row]) for i, row in enumerate(rows)]
         n_members, arrived, left = Counter(keys), dict[int, list[int]](), set(range(len(rows)))
         position = [{rank: i for i, rank in enumerate(group)} for group in plan.groups]
         ready = deque(i for i, place in enumerate(places) if i == 0 or places[i - 1] != place)
@@ -586,12 +570,12 @@ class Replay:
     def _do(self, kind: int, rows: list[int], members: list[Held]) -> None:
         """Execute an update, or a collective of all members of a group in order."""
         leader = members[0]
-        if kind == UPDATE:
+        if kind == ps.UPDATE:
             leader.used, leader.updated = leader.sum, True
-        elif kind == BROADCAST:
+        elif kind == ps.BROADCAST:
             for own in members:
                 own.first, own.end, own.sum, own.updated = leader.first, leader.end, leader.sum, leader.updated
-        elif kind == ALL_GATHER:
+        elif kind == ps.ALL_GATHER:
             for row, before, own in zip(rows[1:], members, members[1:], strict=False):
                 if before.end != own.first:
                     self._refuse(row, "its range of the part does not begin at the end of the previous member's range")
@@ -608,15 +592,15 @@ class Replay:
         for row, own in zip(rows, members, strict=True):
             if own.updated:
                 self._refuse(row, "it sums gradients after their update")
-            serves = kind == PUSH_PULL and self.plan.rank[row] in self.plan.servers  # contributes nothing
+            serves = kind == ps.PUSH_PULL and self.plan.rank[row] in self.plan.servers  # contributes nothing
             if (own.first, own.end) != (leader.first, leader.end) and not serves:
                 self._refuse(row, "its range of the part differs from that of the first member of its group")
         for i, (row, own) in enumerate(zip(rows, members, strict=True)):
-            if kind == REDUCE and i:
+            if kind == ps.REDUCE and i:
                 own.end = own.first
                 continue
             own.sum = total
-            if kind == REDUCE_SCATTER:
+            if kind == ps.REDUCE_SCATTER:
                 piece, rest = divmod(own.end - own.first, n)
                 if rest:
                     self._refuse(row, "it scatters a part for the third time; at most two are supported")

@@ -7,20 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ddlsim.errors import ConfigError
+from ddlsim.plan import plan as ps
 from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.gathered_ahead import gathered_as
 from ddlsim.plan.norms import Together, with_partial_norms
-from ddlsim.plan.plan import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    BACKWARD,
-    COMPUTE,
-    FORWARD,
-    REDUCE_SCATTER,
-    UPDATE,
-    Part,
-    Plan,
-)
+from ddlsim.plan.plan import Part, Plan
 from ddlsim.plan.program import N_STEPS, Row, Step, StepProgram, step_of, template_of
 from ddlsim.plan.queues import Queue
 from ddlsim.workload.buckets import Bucket, ddp_buckets
@@ -192,7 +183,7 @@ class _Step:
         end = self.n_layers if end is None else end
         seconds, held = float(self.work.forward[first:end].sum()), self._stored[end] - self._stored[first]
         self._add(
-            Row(0, "compute", FORWARD, seconds, 0.0, micro, first, end, holds=held, needs=[*needs], before=before)
+            Row(0, "compute", ps.FORWARD, seconds, 0.0, micro, first, end, holds=held, needs=[*needs], before=before)
         )
 
     def _backward(self, micro: int, first: int = 0, end: int | None = None) -> int:
@@ -200,13 +191,13 @@ class _Step:
         seconds, held = self._until[first] - self._until[end], self._stored[end] - self._stored[first]
         if micro < self.accumulation - 1 and end - first == self.n_layers:  # summed as in a simulated worker
             seconds = self.work.backward_time
-        return self._add(Row(0, "compute", BACKWARD, seconds, 0.0, micro, first, end, holds=-held))
+        return self._add(Row(0, "compute", ps.BACKWARD, seconds, 0.0, micro, first, end, holds=-held))
 
     def _exchange(self, kind: int, part: int, after: int, micro: int = -1) -> int:
         nbytes = self.buckets[part].nbytes
         return self._add(Row(0, "stream", kind, 0.0, nbytes, micro, part=part, group=0, needs=[after]))
 
-    def _exchanged(self, micro: int, kind: int = ALL_REDUCE, of: int = -1) -> list[int]:
+    def _exchanged(self, micro: int, kind: int = ps.ALL_REDUCE, of: int = -1) -> list[int]:
         """Add a backward pass, during which each bucket is sent when it is ready; return the rows of its sums, which
         are those `of` a micro-batch, or of the rest of the step (-1)."""
         latest, layer = len(self.rows) - 1, self.n_layers  # the backward pass has reached `layer`
@@ -226,7 +217,7 @@ class _Step:
 
     def _update(self, needs: list[int]) -> int:
         seconds = self.work.optimizer / self.sharers
-        return self._add(Row(0, "compute", UPDATE, seconds, end=self.n_layers, needs=needs))
+        return self._add(Row(0, "compute", ps.UPDATE, seconds, end=self.n_layers, needs=needs))
 
     def in_order(self, *, queued: bool, no_sync: bool) -> None:
         """Update all layers at the end, when the last bucket has arrived.
@@ -262,11 +253,11 @@ class _Step:
                 self._forward(last, 0, updated[0])
             for nth, (layer, end) in enumerate(zip(updated, [*updated[1:], self.n_layers], strict=True)):
                 self._forward(last, layer, end, before=(nth,))
-            self._add(Row(0, "compute", COMPUTE, self.work.optimizer / self.sharers))
+            self._add(Row(0, "compute", ps.COMPUTE, self.work.optimizer / self.sharers))
         sums = self._exchanged(last)
         for layer in updated:
             needs = [row for row, part in zip(sums, self.parts, strict=True) if part.first == layer]
-            self._add(Row(0, "stream", UPDATE, first=layer, end=layer + 1, needs=needs))
+            self._add(Row(0, "stream", ps.UPDATE, first=layer, end=layer + 1, needs=needs))
 
     def in_shards(self, *, first: bool, overlap: bool, no_sync: bool) -> None:
         """Update shards and gather them, bucket by bucket, during the next forward pass if they `overlap`.
@@ -282,10 +273,10 @@ class _Step:
             if micro < self.accumulation - 1 and no_sync:
                 self._backward(micro)
             elif micro < self.accumulation - 1:
-                self._exchanged(micro, REDUCE_SCATTER, of=micro)
-        update = self._update(self._exchanged(self.accumulation - 1, REDUCE_SCATTER)[-1:])
+                self._exchanged(micro, ps.REDUCE_SCATTER, of=micro)
+        update = self._update(self._exchanged(self.accumulation - 1, ps.REDUCE_SCATTER)[-1:])
         for part in reversed(range(len(self.buckets))):
-            self._exchange(ALL_GATHER, part, update)
+            self._exchange(ps.ALL_GATHER, part, update)
 
 
 def _template(
@@ -312,7 +303,7 @@ def _template(
             row.number = number
         for row in rows:
             row.before = [brings[nth] for nth in row.before if isinstance(nth, int)]
-        kind = ALL_GATHER if any(row.kind == ALL_GATHER for row in rows) else UPDATE
+        kind = ps.ALL_GATHER if any(row.kind == ps.ALL_GATHER for row in rows) else ps.UPDATE
         brings = [at for at, row in enumerate(rows) if row.kind == kind]
         made.append(step_of(rows, lanes))
     queues, parts = () if queue is None else (queue,), parts_of(work, buckets)

@@ -14,30 +14,64 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.cluster import Routes
 from ddlsim.collectives import Collective, Schedule
+from ddlsim.network import Network
 from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND, Bools, Floats, Ints, Plan
 from ddlsim.plan.program import StepProgram
-from ddlsim.plan.tensor_ranks import (
-    NAMES,
-    PRODUCT,
-    GroupSchedules,
-    Item,
-    Measure,
-    Measured,
-    Passes,
-    Seconds,
-    measured,
-    timeline,
-)
+from ddlsim.plan.tensor_ranks import NAMES, PRODUCT, GroupSchedules, Item, Passes, Seconds, timeline
 from ddlsim.ties import distinct
 
 #: relative; members that end this close to each other count as ending together
 TOGETHER = 1e-12
+
+
+class Measured(NamedTuple):
+    """An exchange of a tensor group on idle links: the end for each member, s after the common start, (t,); the
+    channels that it uses, with their bytes and busy s, (n,); total bytes and number of messages."""
+
+    ends: Floats
+    channels: Ints
+    nbytes: Floats
+    busy: Floats
+    sent: float
+    n_messages: int
+
+    @property
+    def seconds(self) -> float:
+        return float(self.ends.max())
+
+
+#: (kind of collective or SEND, total bytes) -> course of the exchange
+Measure = Callable[[int, float], Measured]
+
+
+@functools.lru_cache(maxsize=16)
+def measured(cluster: Cluster, nodes: tuple[int, ...], inside: bool, algorithm: str | Collective) -> Measure:
+    """Return a function that simulates a tensor group's exchanges on idle links between `nodes`, by kind and bytes:
+    collectives, or messages from each member to the next (``SEND``)."""
+    schedules, there = GroupSchedules(cluster, np.array([nodes]), inside, algorithm), np.array(nodes)
+
+    @functools.cache
+    def run(kind: int, nbytes: float) -> Measured:
+        times, network = np.zeros(len(nodes)), Network(cluster)
+        if len(nodes) > 1 and kind == SEND:
+            ids = network.send(there, there[schedules.following[0]], np.full(len(nodes), nbytes), 0.0)
+        elif len(nodes) > 1:
+            number = network.collective(schedules(kind, 0, nbytes), there, nbytes)
+            network.join(np.full(len(nodes), number), np.arange(len(nodes)), 0.0)
+        while (done := network.advance()) is not None:
+            times[np.searchsorted(-ids, -done.ids) if kind == SEND else done.ranks] = done.time
+        carried, busy = network.channel_nbytes, network.channel_busy
+        used = np.flatnonzero(busy)
+        return Measured(times, used, carried[used], busy[used], network.nbytes_sent, network.n_messages)
+
+    return run
 
 
 @dataclass(frozen=True, eq=False)

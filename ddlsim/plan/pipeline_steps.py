@@ -11,25 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ddlsim.plan import plan as ps
 from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.data_parallel import parts_of
 from ddlsim.plan.pipeline_orders import Pass, PassOrder
-from ddlsim.plan.plan import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    BACKWARD,
-    BACKWARD_INPUT,
-    BACKWARD_WEIGHT,
-    COMPUTE,
-    FORWARD,
-    RECEIVE,
-    REDUCE_SCATTER,
-    SEND,
-    UPDATE,
-    Ints,
-    Part,
-    Plan,
-)
+from ddlsim.plan.plan import Ints, Part, Plan
 from ddlsim.plan.program import Row, Step, step_of, template_of
 from ddlsim.plan.rows import pairs, ranges
 from ddlsim.workload.buckets import Bucket
@@ -135,7 +121,7 @@ class Template:
     def _forward(self, stage: int, each: Pass) -> None:
         chunk = self.chunks[each.chunk]
         holds = chunk.enters if self.recompute else float(chunk.stored.sum())
-        row = self._work(stage, FORWARD, chunk.workload.forward_time, each, holds)
+        row = self._work(stage, ps.FORWARD, chunk.workload.forward_time, each, holds)
         self.passes.append((row, each))
         if each.chunk < len(self.chunks) - 1:
             self._message(row, Pass("F", each.chunk + 1, each.micro), self.chunks[each.chunk + 1])
@@ -148,12 +134,12 @@ class Template:
         if each.kind == "B" and self.recompute:
             held = float(chunk.stored.sum())
             seconds, layers = chunk.workload.forward_time, (chunk.first, chunk.end)
-            self._add(Row(stage, "compute", COMPUTE, seconds, 0.0, -1, *layers, holds=held, name=0))
+            self._add(Row(stage, "compute", ps.COMPUTE, seconds, 0.0, -1, *layers, holds=held, name=0))
         if each.kind == "B":
             self.passes.append((at, each))
         if split and each.kind == "B":
             seconds = float((chunk.workload.backward - chunk.weight_seconds).sum())
-            row = self._work(stage, BACKWARD_INPUT, seconds, each, 0.0)
+            row = self._work(stage, ps.BACKWARD_INPUT, seconds, each, 0.0)
         else:
             row = self._gradients(stage, each, split, last)
         if each.kind == "B" and each.chunk > 0:
@@ -162,7 +148,7 @@ class Template:
     def _gradients(self, stage: int, each: Pass, split: bool, last: bool) -> int:
         """Add the backward pass for a chunk's weights, split where buckets are ready; return its last row."""
         chunk = self.chunks[each.chunk]
-        kind, seconds = (BACKWARD_WEIGHT, chunk.weight_seconds) if split else (BACKWARD, chunk.workload.backward)
+        kind, seconds = (ps.BACKWARD_WEIGHT, chunk.weight_seconds) if split else (ps.BACKWARD, chunk.workload.backward)
         buckets = self.buckets[each.chunk] if last else ()
         ready = sorted({bucket.ready_layer for bucket in buckets} | {0}, reverse=True)
         end, row = len(seconds), -1
@@ -191,12 +177,12 @@ class Template:
             self.arrivals[to] = row
             return
         way, n = "forward" if to.kind == "F" else "backward", len(self.order)
-        for stage, peer, kind, side in ((here, there, SEND, "to"), (there, here, RECEIVE, "from")):
+        for stage, peer, kind, side in ((here, there, ps.SEND, "to"), (there, here, ps.RECEIVE, "from")):
             name = {1: "next", n - 1: "previous"}.get((peer - stage) % n, f"stage {peer}")
             if n == 2:
                 name = "the other"
             self._add(Row(stage, f"{way} {side} {name}", kind, 0.0, cut.enters, to.micro, cut.first, cut.first, to=peer,
-                          number=self.n_alone, needs=[row] if kind == SEND else []))  # fmt: skip
+                          number=self.n_alone, needs=[row] if kind == ps.SEND else []))  # fmt: skip
         self.arrivals[to] = len(self.rows) - 1
         self.n_alone += 1
 
@@ -221,7 +207,7 @@ class Template:
         """Add the sum over a stage's replicas, if there are several, after a row; return the row with the result."""
         if self.replicas == 1:
             return row
-        kind = REDUCE_SCATTER if self.sharded else ALL_REDUCE
+        kind = ps.REDUCE_SCATTER if self.sharded else ps.ALL_REDUCE
         return self._collective(kind, stage, (stage,), part, [row])
 
     def _collective(
@@ -248,7 +234,7 @@ class Template:
                 sums.append(tied[1])
             if sums:
                 seconds = piece.workload.optimizer / share
-                row = Row(stage, "compute", UPDATE, seconds, first=piece.first, end=piece.end, needs=sums)
+                row = Row(stage, "compute", ps.UPDATE, seconds, first=piece.first, end=piece.end, needs=sums)
                 updates[chunk] = self._add(row)
         return updates
 
@@ -279,8 +265,8 @@ class Blocks(Template):
         n_made, self.n_before = len(self.rows), n - len(self.rows)
         self.sums = {chunk: place[rows].tolist() for chunk, rows in self.sums.items()}
         micro = np.repeat(order.micro, sizes)
-        sends = np.array([row.kind == SEND for row in self.rows])[made]
-        carries = np.array([row.kind in (SEND, RECEIVE) for row in self.rows])[made]
+        sends = np.array([row.kind == ps.SEND for row in self.rows])[made]
+        carries = np.array([row.kind in (ps.SEND, ps.RECEIVE) for row in self.rows])[made]
         self.n_alone = int(sends.sum())
         numbers = np.cumsum(sends) - 1  # a message is received by the row after its send
         needs = [_copied(self.rows, made), *_between(blocks, which, order, offset, len(self.chunks), p2p)]
@@ -330,7 +316,7 @@ class Blocks(Template):
             self._forward(stage, each)
         else:
             self._backward(stage, each, last=last, split=split)
-        sends = next((i for i in range(begin, len(self.rows)) if self.rows[i].kind == SEND), -1)
+        sends = next((i for i in range(begin, len(self.rows)) if self.rows[i].kind == ps.SEND), -1)
         to = Pass(each.kind, each.chunk + (1 if each.kind == "F" else -1), each.micro)
         return _Block(begin, len(self.rows), sends, self.arrivals.get(to, -1))
 
@@ -350,7 +336,7 @@ class Blocks(Template):
         if len(stages) == 2:
             number = None
             for stage in stages:
-                sums[stage] = self._collective(ALL_REDUCE, stage, tuple(stages), part, [sums[stage]], number)
+                sums[stage] = self._collective(ps.ALL_REDUCE, stage, tuple(stages), part, [sums[stage]], number)
                 number = self.rows[-1].number
         return {stage: (part, row) for stage, row in sums.items()}
 
@@ -363,7 +349,7 @@ class Blocks(Template):
         parts = [(part, [row]) for chunk, row in updates.items() for part in reversed(self.parts_of.get(chunk, []))]
         if tied is not None:  # the first layer needs them first
             parts.insert(0 if 0 in updates else len(parts), (tied[0], list(updates.values())))
-        return [self._collective(ALL_GATHER, stage, (stage,), part, needs) for part, needs in parts]
+        return [self._collective(ps.ALL_GATHER, stage, (stage,), part, needs) for part, needs in parts]
 
 
 def _copied(rows: Sequence[Row], made: Ints) -> tuple[Ints, Ints]:

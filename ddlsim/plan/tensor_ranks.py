@@ -11,7 +11,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,24 +19,10 @@ from ddlsim.cluster import Cluster
 from ddlsim.collectives import Collective, Schedule, build, reorder
 from ddlsim.collectives.build import default_algorithm
 from ddlsim.errors import ConfigError
-from ddlsim.network import Network, schedule_time
+from ddlsim.network import schedule_time
+from ddlsim.plan import plan as ps
 from ddlsim.plan.chunks import Chunk
-from ddlsim.plan.plan import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    BACKWARD,
-    COLUMNS,
-    COMPUTE,
-    FORWARD,
-    KINDS,
-    RECEIVE,
-    SEND,
-    Bools,
-    Floats,
-    Ints,
-    Lane,
-    Plan,
-)
+from ddlsim.plan.plan import COLUMNS, KINDS, Bools, Floats, Ints, Lane, Plan
 from ddlsim.plan.rows import csr, key_ends, ranges
 from ddlsim.ties import distinct
 from ddlsim.workload.compute import Workload
@@ -106,7 +92,7 @@ class _Pass:
             layers = (min(self._layers), max(self._layers) + 1)
             self._compute(self.kind, self._seconds, layers)
         elif self._device < 0 or self._waits:
-            self._compute(COMPUTE, name=0)
+            self._compute(ps.COMPUTE, name=0)
         self._layers, self._seconds = [], 0.0
 
     def exchange(self, kind: int, nbytes: float) -> None:
@@ -130,10 +116,10 @@ class _Pass:
             if beside.method == BULK:
                 ends = [self._add(Item(1, kind, nbytes=nbytes, needs=start))]
             elif beside.method == RING_EXCHANGE and i:
-                self._add(Item(2, SEND, nbytes=nbytes / n, needs=arrived))
-                arrived = (self._add(Item(3, RECEIVE, nbytes=nbytes / n)),)
+                self._add(Item(2, ps.SEND, nbytes=nbytes / n, needs=arrived))
+                arrived = (self._add(Item(3, ps.RECEIVE, nbytes=nbytes / n)),)
                 self._waits = arrived
-            self._compute(COMPUTE, beside.slowed / n, name=1)
+            self._compute(ps.COMPUTE, beside.slowed / n, name=1)
             if beside.method == PIPELINE:
                 ends = [self._add(Item(1, kind, nbytes=nbytes / n, needs=(self._device,)))]
         self._waits = tuple(ends)
@@ -169,7 +155,7 @@ def _items(
     for layer in span if phase == "forward" else reversed(span):
         own = exchanges.get((phase, layer), ())
         if layer in gathers:
-            done.exchange(ALL_GATHER, gathers[layer])
+            done.exchange(ps.ALL_GATHER, gathers[layer])
         for gathering in (True, False):
             for each in own:
                 if (each.kind == "all_gather") != gathering:
@@ -208,8 +194,8 @@ class Passes:
 def _codes(plan: Plan) -> Ints:
     """Return (role, first layer, last + 1) of each pass as one number: forward, backward, or forward again; -1 for
     other tasks, (n,)."""
-    again = (plan.kind == COMPUTE) & (plan.end > plan.first)
-    role = np.select([plan.kind == FORWARD, plan.kind == BACKWARD, again], [0, 1, 2], -1)
+    again = (plan.kind == ps.COMPUTE) & (plan.end > plan.first)
+    role = np.select([plan.kind == ps.FORWARD, plan.kind == ps.BACKWARD, again], [0, 1, 2], -1)
     shape = plan.n_layers + 1
     return np.where(role >= 0, (role * shape + plan.first) * shape + plan.end, -1)
 
@@ -228,7 +214,7 @@ def passes_of(plan: Plan, shards: Sequence[Shard], chunks: Sequence[Chunk], *, g
     items, exchanges = [], [_by_layer(shard) for shard in shards]
     for each in different.tolist():
         role, begin, end = map(int, np.unravel_index(each, (3, shape, shape)))
-        phase, kind = ("forward", "backward", "forward")[role], (FORWARD, BACKWARD, COMPUTE)[role]
+        phase, kind = ("forward", "backward", "forward")[role], (ps.FORWARD, ps.BACKWARD, ps.COMPUTE)[role]
         of_kinds = zip(shards, exchanges, strict=True)
         items.append([_items(own.workload, by, phase, (begin, end), kind, gathers[role % 2]) for own, by in of_kinds])
     return Passes(different, items)
@@ -291,9 +277,9 @@ def tensor_ranks(
     before = np.argsort(following, axis=1)
     peer = plan.peer[source]
     peer = np.where(peer >= 0, peer * tensor + member, -1)
-    peer = np.where(exchanging & (kind >= ALL_REDUCE), len(plan.groups) * tensor + group, peer)
-    peer = np.where(exchanging & (kind == SEND), group * tensor + following[group, member], peer)
-    peer = np.where(exchanging & (kind == RECEIVE), group * tensor + before[group, member], peer)
+    peer = np.where(exchanging & (kind >= ps.ALL_REDUCE), len(plan.groups) * tensor + group, peer)
+    peer = np.where(exchanging & (kind == ps.SEND), group * tensor + following[group, member], peer)
+    peer = np.where(exchanging & (kind == ps.RECEIVE), group * tensor + before[group, member], peer)
     columns["peer"] = np.where(inside & ~exchanging, -1, peer)
     columns["key"] = _keys(plan, which, flat, sizes, source, member, item, exchanging, kind, before[group, member])
     columns |= _needs(plan, flat, starts, counts, source, item, nth, tensor)
@@ -328,12 +314,12 @@ def _keys(
     of_rows  which pass each row of the plan is, -1 if none
     """
     tensor = int(member.max(initial=0)) + 1
-    width = [(tensor if each.kind == SEND else each.kind >= ALL_REDUCE) if each.lane else 0 for each in flat]
+    width = [(tensor if each.kind == ps.SEND else each.kind >= ps.ALL_REDUCE) if each.lane else 0 for each in flat]
     until = np.cumsum([0, *width])
     begins = np.cumsum(sizes) - sizes
     offset = until[:-1].copy()  # a message is received by the item after its send
     for i, each in enumerate(flat):
-        if each.lane > 0 and each.kind == RECEIVE:
+        if each.lane > 0 and each.kind == ps.RECEIVE:
             offset[i] = offset[i - 1]
     of_pass = np.where(of_rows >= 0, (until[begins + sizes] - until[begins])[of_rows], 0)
     first = np.cumsum(of_pass) - of_pass
@@ -343,7 +329,7 @@ def _keys(
     key = np.where(key >= 0, key * tensor + member + per_step[step], -1)
     which = of_rows[source]
     inner = first[source] + key_ends(plan)[step + 1] * tensor + offset[item] - until[begins[which]]
-    inner = inner + np.where(kind == SEND, member, np.where(kind == RECEIVE, sender, 0))
+    inner = inner + np.where(kind == ps.SEND, member, np.where(kind == ps.RECEIVE, sender, 0))
     return np.asarray(np.where(exchanging, inner, key), dtype=np.int64)
 
 
@@ -468,55 +454,12 @@ def _orders(cluster: Cluster, nodes: tuple[tuple[int, ...], ...]) -> Ints:
 Seconds = Callable[[int, float], float]
 
 
-class Measured(NamedTuple):
-    """An exchange of a tensor group on idle links: the end for each member, s after the common start, (t,); the
-    channels that it uses, with their bytes and busy s, (n,); total bytes and number of messages."""
-
-    ends: Floats
-    channels: Ints
-    nbytes: Floats
-    busy: Floats
-    sent: float
-    n_messages: int
-
-    @property
-    def seconds(self) -> float:
-        return float(self.ends.max())
-
-
-#: (kind of collective or SEND, total bytes) -> course of the exchange
-Measure = Callable[[int, float], Measured]
-
-
-@functools.lru_cache(maxsize=16)
-def measured(cluster: Cluster, nodes: tuple[int, ...], inside: bool, algorithm: str | Collective) -> Measure:
-    """Return a function that simulates a tensor group's exchanges on idle links between `nodes`, by kind and bytes:
-    collectives, or messages from each member to the next (``SEND``)."""
-    schedules, there = GroupSchedules(cluster, np.array([nodes]), inside, algorithm), np.array(nodes)
-
-    @functools.cache
-    def run(kind: int, nbytes: float) -> Measured:
-        times, network = np.zeros(len(nodes)), Network(cluster)
-        if len(nodes) > 1 and kind == SEND:
-            ids = network.send(there, there[schedules.following[0]], np.full(len(nodes), nbytes), 0.0)
-        elif len(nodes) > 1:
-            number = network.collective(schedules(kind, 0, nbytes), there, nbytes)
-            network.join(np.full(len(nodes), number), np.arange(len(nodes)), 0.0)
-        while (done := network.advance()) is not None:
-            times[np.searchsorted(-ids, -done.ids) if kind == SEND else done.ranks] = done.time
-        carried, busy = network.channel_nbytes, network.channel_busy
-        used = np.flatnonzero(busy)
-        return Measured(times, used, carried[used], busy[used], network.nbytes_sent, network.n_messages)
-
-    return run
-
-
 def timeline(items: Sequence[Item], seconds: Seconds) -> tuple[Floats, Floats]:
     """Return the start and end of each item of a pass, s after the pass begins, if all members act identically."""
     start, end, free = np.zeros(len(items)), np.zeros(len(items)), [0.0] * len(LANES)
     for i, item in enumerate(items):
         start[i] = max([free[item.lane], *(end[need] for need in item.needs)])
-        if item.kind == RECEIVE:
+        if item.kind == ps.RECEIVE:
             end[i] = max(start[i], end[i - 1])
         else:
             end[i] = start[i] + (item.seconds if item.lane == 0 else seconds(item.kind, item.nbytes))
@@ -534,7 +477,7 @@ def with_exchanges(shard: Shard, seconds: Seconds) -> Workload:
         computing = float(passes[phase][layer])
         key = (computing, *((each.kind, each.nbytes, each.beside) for each in exchanges))
         if key not in more:
-            items = _items(work, by_layer, phase, (layer, layer + 1), COMPUTE, {})
+            items = _items(work, by_layer, phase, (layer, layer + 1), ps.COMPUTE, {})
             more[key] = float(timeline(items, seconds)[1].max())
         passes[phase][layer] = more[key]
     return dataclasses.replace(work, forward=passes["forward"], backward=passes["backward"])

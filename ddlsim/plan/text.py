@@ -4,18 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddlsim.plan.plan import (
-    ALL_REDUCE,
-    BACKWARD,
-    BACKWARD_INPUT,
-    BACKWARD_WEIGHT,
-    FORWARD,
-    KINDS,
-    RECEIVE,
-    SEND,
-    UPDATE,
-    Plan,
-)
+from ddlsim.plan import plan as ps
+from ddlsim.plan.plan import KINDS, Plan
 from ddlsim.readable import count
 from ddlsim.text_tables import aligned
 
@@ -29,19 +19,19 @@ def what(plan: Plan, row: int) -> str:
     """Return a description of a task: "backward of layers 3..7, batch 0, step 2"."""
     kind, name = int(plan.kind[row]), int(plan.name[row])
     text = plan.names[name] if name >= 0 else KINDS[kind].replace("_", "-")
-    passes = kind in (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
-    if passes or kind == UPDATE:
+    passes = kind in (ps.FORWARD, ps.BACKWARD, ps.BACKWARD_INPUT, ps.BACKWARD_WEIGHT)
+    if passes or kind == ps.UPDATE:
         first, last = int(plan.first[row]), int(plan.end[row]) - 1
         text += f" of layer {first}" if first == last else f" of layers {first}..{last}"
     if passes:
         text += f", batch {plan.batch[row]}"
-    if kind == SEND:
+    if kind == ps.SEND:
         text += f" to rank {plan.peer[row]}"
-    if kind == RECEIVE:
+    if kind == ps.RECEIVE:
         text += f" from rank {plan.peer[row]}"
-    if kind in (SEND, RECEIVE) and plan.batch[row] >= 0:
+    if kind in (ps.SEND, ps.RECEIVE) and plan.batch[row] >= 0:
         text += f" over the cut before layer {plan.first[row]}, batch {plan.batch[row]}"
-    if kind >= ALL_REDUCE and plan.part[row] >= 0:
+    if kind >= ps.ALL_REDUCE and plan.part[row] >= 0:
         text += f" of part {plan.part[row]}"
         text += f", batch {plan.batch[row]}" if plan.batch[row] >= 0 else ""
     return f"{text}, step {plan.step[row]}"
