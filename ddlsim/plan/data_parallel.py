@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -163,13 +163,13 @@ def parts_of(workload: Workload, buckets: Sequence[Bucket]) -> tuple[Part, ...]:
 class _Step:
     """The rows of a step of one of the `sharers` ranks that share an update, with exchanges during backward passes.
 
-    ``before`` of rows contains indices of the previous step's updates, or of its all-gathers.
+    before  (row, index of the previous step's update, or of its all-gather, that it needs)
     """
 
     def __init__(self, work: Workload, buckets: Sequence[Bucket], accumulation: int, sharers: int) -> None:
         self.work, self.buckets, self.accumulation, self.sharers = work, buckets, accumulation, sharers
         self.parts, self.n_layers = parts_of(work, buckets), len(work.forward)
-        self.rows: list[Row] = []
+        self.rows, self.before = list[Row](), list[tuple[int, int]]()
         self._until = np.append(np.cumsum(work.backward[::-1])[::-1], 0.0)  # until each layer's gradient is complete
         self._stored = np.concatenate([[0.0], np.cumsum(stored_nbytes(work))])
 
@@ -178,13 +178,12 @@ class _Step:
         return len(self.rows) - 1
 
     def _forward(
-        self, micro: int, first: int = 0, end: int | None = None, needs: Sequence[int] = (), before: Sequence[int] = ()
+        self, micro: int, first: int = 0, end: int | None = None, needs: Sequence[int] = (), before: Iterable[int] = ()
     ) -> None:
         end = self.n_layers if end is None else end
         seconds, held = float(self.work.forward[first:end].sum()), self._stored[end] - self._stored[first]
-        self._add(
-            Row(0, "compute", ps.FORWARD, seconds, 0.0, micro, first, end, holds=held, needs=[*needs], before=before)
-        )
+        at = self._add(Row(0, "compute", ps.FORWARD, seconds, 0.0, micro, first, end, holds=held, needs=[*needs]))
+        self.before += [(at, nth) for nth in before]
 
     def _backward(self, micro: int, first: int = 0, end: int | None = None) -> int:
         end = self.n_layers if end is None else end
@@ -217,7 +216,7 @@ class _Step:
 
     def _update(self, needs: list[int]) -> int:
         seconds = self.work.optimizer / self.sharers
-        return self._add(Row(0, "compute", ps.UPDATE, seconds, end=self.n_layers, needs=needs))
+        return self._add(Row(0, "compute", ps.UPDATE, seconds, end=self.n_layers, needs=[*needs]))
 
     def in_order(self, *, queued: bool, no_sync: bool) -> None:
         """Update all layers at the end, when the last bucket has arrived.
@@ -301,8 +300,8 @@ def _template(
         exchanges.sort(key=lambda row: (row.micro if row.micro >= 0 else accumulation, row.kind, order[row.part]))
         for number, row in enumerate(exchanges):
             row.number = number
-        for row in rows:
-            row.before = [brings[nth] for nth in row.before if isinstance(nth, int)]
+        for at, nth in step.before:
+            rows[at].needs.append((brings[nth], 1))
         kind = ps.ALL_GATHER if any(row.kind == ps.ALL_GATHER for row in rows) else ps.UPDATE
         brings = [at for at, row in enumerate(rows) if row.kind == kind]
         made.append(step_of(rows, lanes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -16,7 +15,7 @@ from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.data_parallel import each_rank
 from ddlsim.plan.norms import Together, with_partial_norms
 from ddlsim.plan.plan import Part, Plan
-from ddlsim.plan.program import Row, StepProgram, step_of, template_of
+from ddlsim.plan.program import N_STEPS, Row, StepProgram, step_of, template_of
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.precision import GRADIENT_TYPES
 
@@ -77,12 +76,10 @@ def fully_sharded(
     families = [ranks.reshape(-1, size).tolist(), ranks.reshape(-1, size).T.tolist()]
 
     def make(work: Workload) -> Plan:
-        rows = rows_of(work)
         lanes = {(0, name): i for i, name in enumerate(_LANES)}
-        first = step_of([dataclasses.replace(row, before=[]) for row in rows], lanes)
-        later = step_of(rows, lanes)
+        step = step_of(rows_of(work), lanes)
         plan = template_of(
-            [first, later, later], lanes, groups=[(0,), (0,)], parts=parts, n_layers=len(work.forward), names=(_FREE,)
+            [step] * N_STEPS, lanes, groups=[(0,), (0,)], parts=parts, n_layers=len(work.forward), names=(_FREE,)
         )
         return with_partial_norms(plan, [work], [Together((0,), len(work.tensor_layer), size)])
 
@@ -144,18 +141,8 @@ def _rows(
         while pending and pending[0] <= limit:
             use = pending.pop(0)
             micro, _, unit = uses[use]
-            renewed = [] if gather_of else [-1]  # the first one comes after the update of the previous step
-            needs = [] if after is None else [after]
-            gather_of[use] = add(
-                _GATHER,
-                ps.ALL_GATHER,
-                nbytes=weights[unit],
-                micro=micro,
-                part=unit,
-                group=0,
-                needs=needs,
-                before=renewed,
-            )
+            needs, of_unit = [] if after is None else [after], {"micro": micro, "part": unit, "group": 0}
+            gather_of[use] = add(_GATHER, ps.ALL_GATHER, nbytes=weights[unit], needs=needs, **of_unit)
             taken += weights[unit]
         return taken
 
@@ -200,5 +187,6 @@ def _rows(
         row.number = number
     for row in rows:
         row.name = 0 if row.kind == ps.COMPUTE else -1
-        row.before = [len(rows) - 1 for _ in row.before]  # the update
+    for first in list(gather_of.values())[:1]:  # comes after the update of the previous step
+        rows[first].needs.append((len(rows) - 1, 1))
     return rows

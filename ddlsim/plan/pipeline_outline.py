@@ -153,7 +153,7 @@ def _written(outline: Outline, tied: bool) -> _Template:
     chunks = [Chunk(i, i + 1, _unit(), 1.0) for i in range(n)]
     tie = Tie(0, n - 1, 0.5) if tied else None
     blocks = Blocks(chunks, order, one_bucket, mesh.data, recompute=outline.recompute, sharded=False, tie=tie)
-    plan = blocks.template(blocks.steps(outline.p2p))
+    plan = blocks.template([blocks.step(outline.p2p)] * 2)
     chunk = plan.first
     part = np.array([[part.first, part.tied >= 0] for part in plan.parts] or [[0, 0]], dtype=np.int64)
     code = np.full(len(plan), -1)

@@ -17,7 +17,7 @@ from ddlsim.plan.data_parallel import parts_of
 from ddlsim.plan.pipeline_orders import Pass, PassOrder
 from ddlsim.plan.plan import Ints, Part, Plan
 from ddlsim.plan.program import Row, Step, step_of, template_of
-from ddlsim.plan.rows import pairs, ranges
+from ddlsim.plan.rows import ranges
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
 
@@ -252,8 +252,8 @@ class _Block(NamedTuple):
 class Blocks(Template):
     """The rows of steps in which the update follows the passes of all micro-batches."""
 
-    def steps(self, p2p: str) -> tuple[Step, Step]:
-        """Return the first step and a further one."""
+    def step(self, p2p: str) -> Step:
+        """Return the rows of a step."""
         order, (blocks, which) = self.order, self._different()
         sizes = np.array([block.end - block.begin for block in blocks], dtype=np.int64)[which]
         offset = np.cumsum(sizes) - sizes
@@ -273,21 +273,20 @@ class Blocks(Template):
         ends = np.append(offset, n)[order.offsets[1:]]
         compute = np.flatnonzero(np.array([row.lane == "compute" for row in self.rows])[made])
         latest = compute[np.searchsorted(compute, ends) - 1].tolist()
-        tied, before = self._tied_sums(latest), list[tuple[int, int]]()
+        tied, before = self._tied_sums(latest), list[tuple[int, int, int]]()
         for stage, first in enumerate(offset[order.offsets[:-1]].tolist()):
-            before += [(first, row) for row in self._end_stage(stage, tied.get(stage))]
+            before += [(first, row, 1) for row in self._end_stage(stage, tied.get(stage))]
         copied = np.concatenate([made, np.arange(n_made, len(self.rows))])
         column = {name: each[copied] for name, each in step_of(self.rows, self.lanes).columns.items()}
         column["micro"][:n] = np.where(column["micro"][:n] >= 0, micro, -1)
         column["number"][:n] = np.where(carries, numbers, column["number"][:n])
         shared = np.array([len(stages) == 1 for stages in self.groups] + [False])[column["group"]]
         column["number"] += np.where(shared, self.n_alone, 0)
-        needs.append(
-            pairs([(self.n_before + i, need) for i in range(n_made, len(self.rows)) for need in self.rows[i].needs])
-        )
-        rows, needed = (np.concatenate(each) for each in zip(*needs, strict=True))
-        row, need = pairs(before)
-        return Step(column, (rows, needed)), Step(column, (rows, needed), (row, need, np.ones_like(row)))
+        after = [(self.n_before + i, need, 0) for i in range(n_made, len(self.rows)) for need in self.rows[i].needs]
+        needs = [(row, need, 0 * row) for row, need in needs]
+        needs.append(tuple(np.array([*after, *before], dtype=np.int64).reshape(-1, 3).T))
+        row, need, back = (np.concatenate(each) for each in zip(*needs, strict=True))
+        return Step(column, (row, need, back))
 
     n_before = 0  # number of copied rows minus that of the rows built
 

@@ -21,7 +21,7 @@ from ddlsim.plan.bounds import Bound, Carriers, Copies, StepGraph, of_steps, pea
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, RECEIVE, SEND, Bools, Chosen, Every, Floats, Ints, Lane, Part, Plan
 from ddlsim.plan.queues import Queue
-from ddlsim.plan.rows import csr, pairs, ranges
+from ddlsim.plan.rows import csr, ranges
 from ddlsim.workload.compute import Workload
 
 #: Steps that can be in flight. If no rank updates before all have contributed, a third step begins only after all ranks
@@ -597,8 +597,7 @@ class Row:
     to      message: the place at the other end
     group   collective: the template's group
     number  of the message or collective within the step
-    needs   rows of the same step
-    before  rows of the previous step, or (row, number of steps back)
+    needs   rows of the same step, or (row, number of steps back)
     every   as in a plan
     """
 
@@ -616,31 +615,21 @@ class Row:
     group: int = -1
     number: int = -1
     name: int = -1
-    needs: list[int] = field(default_factory=list)
-    before: Sequence[int | tuple[int, int]] = ()
+    needs: list[int | tuple[int, int]] = field(default_factory=list)
     every: int = 0
-
-
-_NONE: Ints = np.empty(0, dtype=np.int64)
 
 
 class Step(NamedTuple):
     """The rows of one step of a template: columns of :class:`Row`, (n,) each, and "lane", an index into the template's
-    lanes; dependencies (row, needed row) within the step, and with the number of steps back, (n_needs,) each."""
+    lanes; dependencies (row, needed row, number of steps back), (n_needs,) each."""
 
     columns: dict[str, npt.NDArray[Any]]
-    needs: tuple[Ints, Ints]
-    before: tuple[Ints, Ints, Ints] = (_NONE, _NONE, _NONE)
+    needs: tuple[Ints, Ints, Ints]
 
 
 _ROW_COLUMNS = (
     "kind", "seconds", "nbytes", "micro", "first", "end", "part", "holds", "to", "group", "number", "name", "every",
 )  # fmt: skip
-
-
-def pairs_of(lists: Iterable[Sequence[int]]) -> tuple[Ints, Ints]:
-    """Return (row, needed row) of all dependencies, given the dependencies of each row."""
-    return pairs([(row, need) for row, needs in enumerate(lists) for need in needs])
 
 
 def step_of(rows: Sequence[Row], lanes: dict[tuple[int, str], int]) -> Step:
@@ -649,9 +638,9 @@ def step_of(rows: Sequence[Row], lanes: dict[tuple[int, str], int]) -> Step:
     for name in _ROW_COLUMNS:
         column[name] = np.array([getattr(row, name) for row in rows])
     column["lane"] = np.array([lanes.setdefault((row.place, row.lane), len(lanes)) for row in rows], dtype=np.int64)
-    of_rows = [(i, each if isinstance(each, tuple) else (each, 1)) for i, row in enumerate(rows) for each in row.before]
-    row, need, back = np.array([(i, *each) for i, each in of_rows], dtype=np.int64).reshape(-1, 3).T
-    return Step(column, pairs_of(row.needs for row in rows), (row, need, back))
+    needs = [(i, *(need if isinstance(need, tuple) else (need, 0))) for i, row in enumerate(rows) for need in row.needs]
+    row, need, back = np.array(needs, dtype=np.int64).reshape(-1, 3).T
+    return Step(column, (row, need, back))
 
 
 def template_of(
@@ -660,7 +649,7 @@ def template_of(
     queued: str = "", delays: tuple[int, ...] = (), cycles: tuple[Every | Chosen, ...] = (),
     servers: Iterable[int] = (), notes: Iterable[str] = (),
 ) -> Plan:  # fmt: skip
-    """Return the template of consecutive steps.
+    """Return the template of consecutive steps, without dependencies on steps before the first.
 
     lanes   place and name of each lane
     groups  places of each group in one copy
@@ -675,10 +664,9 @@ def template_of(
     key_begins = np.repeat(np.cumsum(keys) - keys, sizes)
     rows, needs = [], []
     for i, step in enumerate(steps):
-        after, before, back = step.before
-        there = back <= i
-        rows += [begins[i] + step.needs[0], begins[i] + after[there]]
-        needs += [begins[i] + step.needs[1], begins[i - back[there]] + before[there]]
+        row, need, back = (each[step.needs[2] <= i] for each in step.needs)
+        rows.append(begins[i] + row)
+        needs.append(begins[i - back] + need)
     offsets, need = csr(np.concatenate(rows), np.concatenate(needs), int(begins[-1]))
     number, group, micro = column.pop("number"), column.pop("group"), column.pop("micro")
     return Plan(
