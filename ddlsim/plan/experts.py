@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ddlsim.errors import ConfigError, listed
+from ddlsim.plan.chunks import leaves
 from ddlsim.plan.data_parallel import each_rank, parts_of
 from ddlsim.plan.draft import DraftedSteps, Needs
 from ddlsim.plan.program import StepProgram
 from ddlsim.workload.buckets import Bucket, ddp_buckets
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.layers import MixtureOfExperts
-from ddlsim.workload.model import Layer, Leaf, Model, Node, Residual, Side
+from ddlsim.workload.model import Layer, Model
 from ddlsim.workload.precision import ELEMENT_NBYTES
 
 
@@ -55,23 +56,13 @@ def experts(
 
 def experts_in(model: Model) -> dict[int, tuple[int, float]]:
     """Return a model's layers of experts: the number of experts of each, and of values per sample sent to them."""
-    found: dict[int, tuple[int, float]] = {}
-
-    def walk(nodes: Sequence[Node]) -> None:
-        for node in nodes:
-            if isinstance(node, Leaf):
-                if isinstance(node.spec, MixtureOfExperts):
-                    shape = model.layers[node.index].in_shape
-                    found[node.index] = node.spec.experts, node.spec.rows(shape) * shape[1]
-            elif isinstance(node, Residual):
-                walk((*node.body, *node.shortcut))
-            elif isinstance(node, Side):
-                walk(node.body)
-            else:
-                walk([inner for branch in node.branches for inner in branch])
-
-    walk(model.structure)
-    return found
+    specs = {leaf.index: leaf.spec for leaf in leaves(model.structure)}
+    shapes = [layer.in_shape for layer in model.layers]
+    return {
+        index: (spec.experts, spec.rows(shapes[index]) * shapes[index][1])
+        for index, spec in specs.items()
+        if isinstance(spec, MixtureOfExperts)
+    }
 
 
 def expert_elements(layer: Layer) -> int:
