@@ -20,9 +20,7 @@ from ddlsim.workload.precision import ELEMENT_NBYTES
 
 
 def experts(
-    workloads: Sequence[Workload],
-    degree: int,
-    buckets: Callable[[Workload], Sequence[Bucket]] = ddp_buckets,
+    workloads: Sequence[Workload], degree: int, buckets: Callable[[Workload], Sequence[Bucket]] = ddp_buckets
 ) -> StepProgram:
     """Return the program of data and expert parallelism: groups of `degree` consecutive ranks divide the experts of
     every layer (Lepikhin et al. 2021, GShard, arXiv:2006.16668, section 3).
@@ -74,11 +72,7 @@ def expert_elements(layer: Layer) -> int:
 
 class _Steps(DraftedSteps):
     def __init__(
-        self,
-        each: list[Workload],
-        degree: int,
-        sent: dict[int, float],
-        buckets: Callable[[Workload], Sequence[Bucket]],
+        self, each: list[Workload], degree: int, sent: dict[int, float], buckets: Callable[[Workload], Sequence[Bucket]]
     ) -> None:
         self.degree, self.sent = degree, sent
         first, n, layers = each[0], len(each), each[0].model.layers

@@ -34,7 +34,7 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _LABEL = r"[a-zA-Z]\w*"
 _OPERATION = re.compile(
     rf"(?:(?P<label>{_LABEL})\s*:\s*)?(?:calc\s+(?P<ns>\d+)|(?P<what>send|recv)\s+(?P<size>\d+)\s*b\s+(?P<way>to|from)\s+"
-    r"(?P<peer>-?\d+)(?:\s+tag\s+(?P<tag>-?\d+))?)(?:\s+cpu\s+(?P<cpu>\d+))?(?:\s+nic\s+(?P<nic>\d+))?",
+    r"(?P<peer>-?\d+)(?:\s+tag\s+(?P<tag>-?\d+))?)(?:\s+cpu\s+(?P<cpu>\d+))?(?:\s+nic\s+(?P<nic>\d+))?"
 )
 _BRACES = re.compile(r"(?<=\{)|(?=\})|(?<=\})")
 _REQUIRES = re.compile(rf"(?P<later>{_LABEL})\s+(?P<start>i?)requires\s+(?P<sooner>{_LABEL})")

@@ -208,23 +208,10 @@ class StepProgram:
             raise ConfigError(f"plan: steps = {steps!r}: must be a positive integer")
         template, every = self.template, LiveSteps(self, steps - 1, repeat=False)
         parts = [self._unrolled(every, step) for step in range(steps)]
-        column = {name: np.concatenate([part[name].ravel() for part in parts]) for name in parts[0]}
+        column: dict[str, Any] = {name: np.concatenate([part[name].ravel() for part in parts]) for name in parts[0]}
         lanes = (Lane(int(own[lane.rank]), lane.name, lane.queue) for own in self.ranks for lane in template.lanes)
-        return Plan(
-            lanes=tuple(lanes),
-            queues=template.queues,
-            groups=self.groups,
-            parts=template.parts,
-            names=template.names,
-            n_layers=template.n_layers,
-            servers=template.servers,
-            delays=template.delays,
-            cycles=template.cycles,
-            tensor=template.tensor,
-            notes=template.notes,
-            need_offsets=np.append(0, np.cumsum(column.pop("counts"))),
-            **column,
-        )
+        offsets = np.append(0, np.cumsum(column.pop("counts")))
+        return dataclasses.replace(template, lanes=tuple(lanes), groups=self.groups, need_offsets=offsets, **column)
 
     def _unrolled(self, every: LiveSteps, step: int) -> dict[str, npt.NDArray[Any]]:
         """Return the columns of a step, (n_copies, n) each, the number of each row's dependencies, and those."""

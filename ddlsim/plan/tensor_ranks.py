@@ -288,12 +288,7 @@ def tensor_ranks(
         *(tuple(range(rank * tensor, (rank + 1) * tensor)) for rank in range(n_groups)),
     )
     return dataclasses.replace(
-        plan,
-        lanes=tuple(lanes),
-        groups=groups,
-        names=(*plan.names, *NAMES),
-        tensor=tensor,
-        **columns,
+        plan, lanes=tuple(lanes), groups=groups, names=(*plan.names, *NAMES), tensor=tensor, **columns
     )
 
 

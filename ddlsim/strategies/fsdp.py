@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -271,22 +271,14 @@ class FSDP:
         model = workloads[0].model
         each = [_recomputing(workload, self.recompute, self.recompute_share) for workload in workloads]
         kept = _memory(self, workloads[0], len(workloads)).activations
+        no_sync = self.stage == 1 or self.no_sync
+        how: dict[str, Any] = {"accumulation": accumulation, "no_sync": no_sync, "param_dtype": self.param_dtype}
         if self.stage < 3:
             policy = overlap_named("ddp" if self.overlap is None else self.overlap)
-            program = sharded(
-                each,
-                None,
-                policy.buckets,
-                accumulation=accumulation,
-                overlap=not isinstance(policy, NoOverlap),
-                no_sync=self.stage == 1 or self.no_sync,
-                param_dtype=self.param_dtype,
-            )
+            program = sharded(each, None, policy.buckets, overlap=not isinstance(policy, NoOverlap), **how)
         else:
-            program = fully_sharded(
-                each, None, self._units(model), accumulation=accumulation, prefetch=self._ahead,
-                reshard=self.reshard, shard=self.shard, no_sync=self.no_sync, param_dtype=self.param_dtype,
-            )  # fmt: skip
+            gathering = {"prefetch": self._ahead, "reshard": self.reshard, "shard": self.shard}
+            program = fully_sharded(each, None, self._units(model), **gathering, **how)
         stored, inside = stored_nbytes(workloads[0]), np.array([layer.block > 0 for layer in model.layers])
         if not inside.any():
             inside[:] = True

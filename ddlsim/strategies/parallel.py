@@ -737,17 +737,14 @@ def joined(chunks: tuple[Chunk, ...]) -> Workload:
     name = " and ".join(f"{chunk.first} to {chunk.end - 1}" for chunk in chunks)
     whole = first.model.name.partition(", layers")[0]
     layers = tuple(layer for work in works for layer in work.model.layers)
-    return dataclasses.replace(
-        first,
-        model=dataclasses.replace(first.model, name=f"{whole}, layers {name}", layers=layers),
-        forward=np.concatenate([work.forward for work in works]),
-        backward=np.concatenate([work.backward for work in works]),
-        optimizer=sum(work.optimizer for work in works),
-        norms=sum(work.norms for work in works),
-        grad_nbytes=np.concatenate([work.grad_nbytes for work in works]),
-        tensor_layer=np.concatenate([work.tensor_layer + at for work, at in zip(works, starts, strict=True)]),
-        tensor_nbytes=np.concatenate([work.tensor_nbytes for work in works]),
-    )
+    model = dataclasses.replace(first.model, name=f"{whole}, layers {name}", layers=layers)
+    arrays: dict[str, Any] = {
+        name: np.concatenate([getattr(work, name) for work in works])
+        for name in ("forward", "backward", "grad_nbytes", "tensor_nbytes")
+    }
+    arrays["tensor_layer"] = np.concatenate([work.tensor_layer + at for work, at in zip(works, starts, strict=True)])
+    optimizer, norms = (sum(getattr(work, name) for work in works) for name in ("optimizer", "norms"))
+    return dataclasses.replace(first, model=model, optimizer=optimizer, norms=norms, **arrays)
 
 
 # ------------------------------------------------------------ weights of asynchronous pipelines
