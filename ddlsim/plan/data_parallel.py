@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
 from ddlsim.plan import plan as ps
 from ddlsim.plan.chunks import stored_nbytes
@@ -18,12 +19,13 @@ from ddlsim.workload.buckets import Bucket, ddp_buckets
 from ddlsim.workload.compute import Workload
 
 
+@checked
 def data_parallel(
     workloads: Workload | Sequence[Workload],
-    n_ranks: int | None = None,
+    n_ranks: Count | None = None,
     buckets: Callable[[Workload], Sequence[Bucket]] = ddp_buckets,
     *,
-    accumulation: int = 1,
+    accumulation: Count = 1,
     queue: Queue | None = None,
     layer_by_layer: bool = False,
     no_sync: bool = True,
@@ -53,7 +55,7 @@ def data_parallel(
 
     Raises ConfigError for workloads of different models, and for buckets that omit gradients or come too early.
     """
-    each = each_rank(workloads, n_ranks, accumulation)
+    each = each_rank(workloads, n_ranks)
     chosen = tuple(buckets(each[0]))
     parts = parts_of(each[0], chosen)
     if layer_by_layer:
@@ -69,12 +71,13 @@ def data_parallel(
     return StepProgram.replicated(each, make, accumulation)
 
 
+@checked
 def sharded(
     workloads: Workload | Sequence[Workload],
-    n_ranks: int | None = None,
+    n_ranks: Count | None = None,
     buckets: Callable[[Workload], Sequence[Bucket]] = ddp_buckets,
     *,
-    accumulation: int = 1,
+    accumulation: Count = 1,
     overlap: bool = True,
     no_sync: bool = True,
     param_dtype: str | None = None,
@@ -97,7 +100,7 @@ def sharded(
     The other arguments, lanes and errors are those of :func:`data_parallel`. An update takes 1 / n_ranks of the
     optimizer's time. If its rule needs norms of layers (LARS, LAMB), ranks first combine the norms of their shards.
     """
-    each = each_rank(workloads, n_ranks, accumulation)
+    each = each_rank(workloads, n_ranks)
     chosen = tuple(buckets(each[0]))
 
     def write(step: _Step, *, first: bool) -> None:
@@ -121,13 +124,11 @@ def _check_layer_by_layer(parts: Sequence[Part], queue: Queue | None) -> None:
         raise ConfigError("data_parallel: layer_by_layer needs a queue, such as PriorityQueue(in_flight=4)")
 
 
-def each_rank(workloads: Workload | Sequence[Workload], n_ranks: int | None, accumulation: int = 1) -> list[Workload]:
-    """Return the workload of every rank, after checking the arguments of a builder."""
-    if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
-        raise ConfigError(f"plan: accumulation = {accumulation!r}: must be a positive integer")
+def each_rank(workloads: Workload | Sequence[Workload], n_ranks: int | None) -> list[Workload]:
+    """Return the workload of every rank. Raises ConfigError for a wrong number of workloads, or different models."""
     if isinstance(workloads, Workload):
-        if n_ranks is None or isinstance(n_ranks, bool) or not isinstance(n_ranks, int) or n_ranks < 1:
-            raise ConfigError(f"plan: n_ranks = {n_ranks!r}: must be a positive integer")
+        if n_ranks is None:
+            raise ConfigError("plan: n_ranks = None: must be a positive integer for a single workload")
         return [workloads] * n_ranks
     each = list(workloads)
     if not each or n_ranks not in (None, len(each)):

@@ -56,7 +56,7 @@ def fully_sharded(
 
     Raises ConfigError for units that are not layers, and if `shard` does not divide the number of ranks.
     """
-    each = each_rank(workloads, n_ranks, accumulation)
+    each = each_rank(workloads, n_ranks)
     workload, n_ranks = each[0], len(each)
     size = n_ranks if shard is None else shard
     if n_ranks % size:

@@ -44,7 +44,7 @@ def hybrid(
 
     With LARS and LAMB, the groups combine the norms of split weights.
     """
-    each = each_rank(workloads, None, accumulation)
+    each = each_rank(workloads, None)
     steps = _Steps(each, layout, buckets, at_end or blocking, blocking, accumulation)
     return StepProgram.of(with_partial_norms(steps.plan(), each, *_split_tensors(each[0], layout)))
 
