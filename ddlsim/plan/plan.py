@@ -13,6 +13,7 @@ import bisect
 import copy
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlsim.errors import ConfigError
+from ddlsim.readable import count
+from ddlsim.text_tables import aligned
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -52,6 +55,8 @@ KINDS = (
     FORWARD, BACKWARD, UPDATE, COMPUTE, BACKWARD_INPUT, BACKWARD_WEIGHT, SEND, RECEIVE,
     ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, REDUCE, GATHER, SCATTER, ALL_TO_ALL, PUSH_PULL,
 ) = range(len(KINDS))  # fmt: skip
+#: rows of a plan's table that are printed, and columns of that that contain words
+_N_ROWS, _LEFT = 24, (1, 2)
 #: collectives from or to the first member of their group, which the other members need not wait for
 ROOTED = (BROADCAST, REDUCE, GATHER, SCATTER)
 
@@ -305,18 +310,6 @@ class Plan:
     def __repr__(self) -> str:
         return f"<Plan: {len(self)} tasks on {len(self.lanes)} lanes of {self.n_ranks} ranks, {self.n_steps} steps>"
 
-    def __str__(self) -> str:
-        from ddlsim.plan.text import table
-
-        return table(self)
-
-    def _repr_html_(self) -> str:
-        from ddlsim.notebook import grid, lines, page
-        from ddlsim.plan.text import LEFT, cells, more, summary
-
-        title, lanes = summary(self)
-        return page(title, lines([lanes]), grid(cells(self), LEFT), lines(more(self)))
-
     # ------------------------------------------------------------ what follows from the columns
 
     @cached_property
@@ -385,11 +378,66 @@ class Plan:
         )
         return send, receive
 
-    def task(self, row: int) -> str:
-        """Return a description of a row."""
-        from ddlsim.plan.text import task
+    # ------------------------------------------------------------ as text
 
-        return task(self, row)
+    def _what(self, row: int) -> str:
+        """Return a description of a task: "backward of layers 3..7, batch 0, step 2"."""
+        kind, name = int(self.kind[row]), int(self.name[row])
+        text = self.names[name] if name >= 0 else KINDS[kind].replace("_", "-")
+        passes = kind in (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
+        if passes or kind == UPDATE:
+            first, last = int(self.first[row]), int(self.end[row]) - 1
+            text += f" of layer {first}" if first == last else f" of layers {first}..{last}"
+        if kind in (SEND, RECEIVE):
+            text += f" {'to' if kind == SEND else 'from'} rank {self.peer[row]}"
+            if self.batch[row] >= 0:
+                text += f" over the cut before layer {self.first[row]}"
+        gathers = kind >= ALL_REDUCE and self.part[row] >= 0
+        text += f" of part {self.part[row]}" if gathers else ""
+        if passes or (self.batch[row] >= 0 and (gathers or kind in (SEND, RECEIVE))):
+            text += f", batch {self.batch[row]}"
+        return f"{text}, step {self.step[row]}"
+
+    def task(self, row: int) -> str:
+        """Return a description of a task, with its row and lane."""
+        lane = self.lanes[self.lane[row]]
+        return f"row {row} (rank {lane.rank} {lane.name}: {self._what(row)})"
+
+    def __str__(self) -> str:
+        return "\n".join([*self._summary(), "", *aligned(self._cells(), _LEFT), *self._more()])
+
+    def _repr_html_(self) -> str:
+        from ddlsim.notebook import grid, lines, page
+
+        title, lanes = self._summary()
+        return page(title, lines([lanes]), grid(self._cells(), _LEFT), lines(self._more()))
+
+    def _cells(self) -> list[list[str]]:
+        """Return the first rows as cells, below a header; the columns :data:`_LEFT` contain words."""
+        cells = [["row", "lane", "task", "ms", "MB", "needs", "holds MB"]]
+        for row in range(min(_N_ROWS, len(self))):
+            lane, needs = self.lanes[self.lane[row]], self.needs_of(row)
+            shown = " ".join(map(str, needs[:4])) + (f" +{len(needs) - 4}" if len(needs) > 4 else "")
+            numbers = 1e3 * self.seconds[row], self.nbytes[row] / 1e6, self.holds[row] / 1e6
+            seconds, nbytes, holds = ("" if value == 0.0 else f"{value:.4g}" for value in numbers)
+            cells.append([str(row), f"{lane.rank} {lane.name}", self._what(row), seconds, nbytes, shown, holds])
+        return cells
+
+    def _more(self) -> list[str]:
+        """Return a line about the rows that are not shown, if any, and the notes."""
+        rest = [f"... and {len(self) - _N_ROWS} more"] if len(self) > _N_ROWS else []
+        return [*rest, *(f"note: {note}" for note in self.notes)]
+
+    def _summary(self) -> tuple[str, str]:
+        """Return the totals of a plan in two lines: its tasks and its lanes."""
+        kinds = Counter(KINDS[kind].replace("_", "-") for kind in sorted(self.kind.tolist()))
+        lanes = Counter[str]()
+        for lane, n in zip(self.lanes, np.bincount(self.lane, minlength=len(self.lanes)).tolist(), strict=True):
+            lanes[lane.name] += n
+        tasks = ", ".join(f"{n} {name}" for name, n in kinds.items()) or "nothing"
+        ranks, steps = count(self.n_ranks, "rank"), count(self.n_steps, "step")
+        on = ", ".join(f"{n} on {name!r}" for name, n in lanes.items()) or "none"
+        return f"{count(len(self), 'task')} of {ranks} in {steps}: {tasks}", f"lanes: {on}"
 
     # ------------------------------------------------------------ what can be done with it
 

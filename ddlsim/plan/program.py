@@ -651,7 +651,8 @@ def template_of(
     key_begins = np.repeat(np.cumsum(keys) - keys, sizes)
     rows, needs = [], []
     for i, step in enumerate(steps):
-        row, need, back = (each[step.needs[2] <= i] for each in step.needs)
+        there = step.needs[2] <= i
+        row, need, back = (each[there] for each in step.needs)
         rows.append(begins[i] + row)
         needs.append(begins[i - back] + need)
     offsets, need = csr(np.concatenate(rows), np.concatenate(needs), int(begins[-1]))
