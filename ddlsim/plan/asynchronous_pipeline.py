@@ -28,7 +28,7 @@ from ddlsim.plan.mesh import Mesh
 from ddlsim.plan.pipeline_orders import Pass, one_f_one_b
 from ddlsim.plan.pipeline_steps import Buckets, Template, tie_between, tie_of
 from ddlsim.plan.plan import ALL_REDUCE, Plan
-from ddlsim.plan.program import N_STEPS, Row, Step, pairs_of, step_of
+from ddlsim.plan.program import N_STEPS, Row, Step, step_of
 
 
 def stage_delays(order: str, stages: int) -> tuple[int, ...]:
@@ -110,7 +110,7 @@ class _Stream(Template):
                 self._forward(stage, each)
                 continue
             last = (each.micro + 1) % self.micro_batches == 0
-            self._backward(stage, each, last)
+            self._backward(stage, each, last=last)
             if last:
                 self._updates(stage, self._shared_sum(stage))
                 self.sums.pop(stage, None)
@@ -151,10 +151,10 @@ class _Stream(Template):
         steps = []
         for i, own in enumerate(rows):
             ends = [self.rows[row] for row in own]
-            needs = [[place[need] for need in row.needs if step[need] == i] for row in ends]
-            before = pairs_of([place[need] for need in row.needs if step[need] != i] for row in ends)
-            columns = step_of(ends, self.lanes).columns
+            for row in ends:  # those of the same step first
+                row.needs = sorted(((place[need], i - step[need]) for need in row.needs), key=lambda need: need[1] != 0)
+            columns, needs = step_of(ends, self.lanes)
             carried = columns["number"] >= 0
             columns["number"][carried] = np.unique(columns["number"][carried], return_inverse=True)[1].reshape(-1)
-            steps.append(Step(columns, pairs_of(needs), (*before, np.ones_like(before[0]))))
+            steps.append(Step(columns, needs))
         return steps

@@ -1,27 +1,21 @@
 """Lower bounds on the time of a plan and of the steps of a program. They hold for any network and algorithm.
 
 :func:`critical_path` and :func:`cut` bound a plan: its longest chain of work, and the bytes that must cross the
-narrowest interface. :func:`of_steps` bounds the time that a run measures: that of some steps, from the end t0 of the
-step before them to the end t1 of the last one. At t0, some task u ends that has no successors in its step. All
-successors of u start after t0.
+narrowest interface. :func:`of_steps` bounds the time that a run measures: from the end t0 of the step before some steps
+to the end t1 of the last one. At t0, some task u ends that has no successors in its step, so its successors start after
+t0.
 
-**Chains.** Hence t1 - t0 is at least the longest chain from the end of u to an update. As u is unknown, the bound is
-the minimum over all candidates. A chain continues from a member of a collective to all members that need its bytes. In
-an all-reduce of m bytes, every member needs the bytes of every other: they must leave one device (and machine) and
-enter another, which takes m over the rate of these interfaces, for any algorithm. A message takes the time that the
-narrowest channel of its route needs.
-
-Identical copies (workers, replicas of a pipeline) have the same chains, so it is enough to consider one of them.
-Whichever copy enters a collective last, some copy gets its bytes only after they have crossed, and the chain continues
-there. Replicas of pipelines are assumed to enter their sums together.
+**Chains.** t1 - t0 is at least the longest chain from the end of u to an update, minimised over all candidates u. A
+chain continues from a member of a collective to all members that need its bytes, which must leave one device (and
+machine) and enter another, for any algorithm. A message takes the time that the narrowest channel of its route needs.
+Identical copies (workers, replicas of a pipeline) have the same chains, so it is enough to consider one of them:
+whichever copy enters a collective last, some copy gets its bytes only after they have crossed. Replicas of pipelines
+are assumed to enter their sums together.
 
 **Bytes.** Take a collective that comes after every candidate u, through any of its members. When it ends anywhere, all
-members have entered it, so all its successors start after t0 plus the longest chain from u to it. The bytes that the
-updates wait for must then cross the interfaces, see :func:`cut`. Of the collective itself, which other members may have
-entered before t0, only the last member's contribution counts, which must reach all others.
-
-Both bounds hold for any order of the queues, any algorithm of the collectives and any other traffic, for the bytes that
-the program specifies. If the bytes are unknown, only the bound on chains of work remains.
+members have entered it, so its successors start after t0 plus the longest chain from u to it. The bytes that the
+updates wait for must then cross the interfaces, see :func:`cut`. Of the collective itself, only the last member's
+contribution counts. If the bytes are unknown, only the bound on chains of work remains.
 """
 
 from __future__ import annotations
@@ -37,23 +31,11 @@ from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
 from ddlsim.network.chains import NEVER, longest, order_events, reach
 from ddlsim.network.executor import distinct
+from ddlsim.plan import plan as ps
 from ddlsim.plan.check import check_exchanges
 from ddlsim.plan.interfaces import Crossing, Interfaces, interfaces, known_rate, least_crossing
 from ddlsim.plan.order import Order
-from ddlsim.plan.plan import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    ALL_TO_ALL,
-    KINDS,
-    PUSH_PULL,
-    REDUCE_SCATTER,
-    SEND,
-    UPDATE,
-    Bools,
-    Floats,
-    Ints,
-    Plan,
-)
+from ddlsim.plan.plan import KINDS, Bools, Floats, Ints, Plan
 from ddlsim.plan.rows import csr
 
 if TYPE_CHECKING:
@@ -94,7 +76,7 @@ def critical_path(plan: Plan, min_seconds: float | Floats = 0.0) -> float:
     if not bool((beside >= 0.0).all()):
         lowest = float(beside.min())
         raise ConfigError(f"critical_path: min_seconds = {lowest:g} s: must not be negative")
-    seconds = np.where(plan.kind >= SEND, beside, plan.seconds)
+    seconds = np.where(plan.kind >= ps.SEND, beside, plan.seconds)
     per_event = np.zeros(order.n_events)
     np.maximum.at(per_event, order.event, seconds)
     return max(order.ends(per_event.tolist()), default=0.0)
@@ -192,11 +174,8 @@ def _narrowest(
     begun   rows of collectives that all members but one may have entered before: only that one's contribution counts
     inside  (n_ranks,) ranks whose bytes count, None: all; of other collectives, only their contributions
     """
-    best = Cut(0.0, "none", 0.0, 0.0)
-    for level in levels:
-        found = _slowest_place(plan, copies, level, level.place[nodes], times, begun, inside)
-        best = max(best, found, key=lambda each: each.seconds)
-    return best
+    cuts = (_slowest_place(plan, copies, level, level.place[nodes], times, begun, inside) for level in levels)
+    return max(Cut(0.0, "none", 0.0, 0.0), *cuts, key=lambda each: each.seconds)
 
 
 def _slowest_place(
@@ -205,7 +184,7 @@ def _slowest_place(
     """Return the cut of the slowest place; rank r is in ``place[r]``."""
     n = len(level.out.rate)
     out, into = np.zeros(n), np.zeros(n)
-    sends = np.flatnonzero((plan.kind == SEND) & (times > 0.0))
+    sends = np.flatnonzero((plan.kind == ps.SEND) & (times > 0.0))
     from_rank, to_rank = copies.ranks[:, plan.rank[sends]], copies.ranks[:, plan.peer[sends]]
     counts = np.ones(from_rank.shape, dtype=np.bool_) if inside is None else inside[from_rank] & inside[to_rank]
     src, dst = place[from_rank], place[to_rank]
@@ -222,23 +201,18 @@ def _slowest_place(
                 out[crossing.place] += crossing.out * total
                 into[crossing.place] += crossing.into * total
                 together += crossing.together * total
-            elif kind == ALL_REDUCE:
+            elif kind == ps.ALL_REDUCE:
                 own = np.isin(crossing.place, place[members[inside[members]]])
                 out[crossing.place[own]] += crossing.out[own] * total
-    for kind, number, total in (
-        () if begun is None else _totals(plan, np.isin(np.arange(len(plan)), begun).astype(np.float64))
-    ):
-        for group in copies.instances[number] if kind in (ALL_REDUCE, PUSH_PULL) else ():
+    once = np.zeros(len(plan))
+    once[[] if begun is None else begun] = 1.0
+    for kind, number, total in _totals(plan, once):
+        for group in copies.instances[number] if kind in (ps.ALL_REDUCE, ps.PUSH_PULL) else ():
             members = np.array(group, dtype=np.int64)
             if inside is None or inside[members].all():  # half of the bytes form the sum, half distribute it
                 together += 0.5 * _crossing(plan, level, kind, place[members], members).together * total
-    seconds = np.maximum.reduce(
-        [
-            _seconds(out, *level.out),
-            _seconds(into, *level.into),
-            _seconds(out + into, *level.both),
-        ]
-    )
+    each = ((out, level.out), (into, level.into), (out + into, level.both))
+    seconds = np.maximum.reduce([_seconds(carried, *width) for carried, width in each])
     used = np.unique(place if inside is None else place[inside])
     slowest = int(used[np.argmax(seconds[used])]) if len(used) else -1
     whole = float(_seconds(np.array(together), *map(np.array, level.together(used))))
@@ -250,7 +224,7 @@ def _slowest_place(
 
 def _totals(plan: Plan, times: Floats) -> list[tuple[int, int, float]]:
     """Return (kind, group, total bytes) of the collectives, summed over those with the same kind and group."""
-    rows = np.flatnonzero((plan.kind >= ALL_REDUCE) & (times > 0.0))
+    rows = np.flatnonzero((plan.kind >= ps.ALL_REDUCE) & (times > 0.0))
     rows = rows[np.unique(plan.key[rows], return_index=True)[1]]
     alike, which = np.unique(np.stack([plan.kind[rows], plan.peer[rows]]), axis=1, return_inverse=True)
     totals = np.bincount(which.reshape(-1), weights=plan.nbytes[rows] * times[rows], minlength=alike.shape[1])
@@ -302,13 +276,13 @@ class Carriers:
     def members(self, kind: int, ranks: Ints, servers: Sequence[int]) -> list[tuple[Ints, Floats, Floats]]:
         """Return, for devices and for machines, the place of each member of a collective, and lower bounds on the s per
         byte of the buffer for its contribution to leave its place, and for its result to enter it."""
-        share = 1.0 if kind in (ALL_REDUCE, PUSH_PULL) else 1.0 / len(ranks)
+        share = 1.0 if kind in (ps.ALL_REDUCE, ps.PUSH_PULL) else 1.0 / len(ranks)
         crossing = []
         for level in self.levels:
             place = level.place[self.nodes[ranks]]
             part: float | Floats = share
             label = place
-            if kind == PUSH_PULL:  # through servers, even from a worker to itself
+            if kind == ps.PUSH_PULL:  # through servers, even from a worker to itself
                 part = 1.0 - (level.place[self.nodes[list(servers)]][None, :] == place[:, None]).mean(axis=1)
                 label = np.full(len(place), -1, dtype=np.int64)
             crossing.append((label, part / known_rate(level.out, place), part / known_rate(level.into, place)))
@@ -343,15 +317,11 @@ def _after_last(cluster: Cluster, kind: int, nodes: tuple[int, ...]) -> float:
         if len(places) == 1:
             continue
         which = which.reshape(-1)
-        nothing, whole = np.zeros(1), np.ones(1)
-        share = whole / n
-        given: dict[int, Floats] = {ALL_REDUCE: whole, ALL_GATHER: share, REDUCE_SCATTER: 1.0 - count[which] / n}
-        got: dict[int, Floats] = {ALL_REDUCE: whole, ALL_GATHER: share, REDUCE_SCATTER: count / n}
-        gives, gets = given.get(kind, nothing), got.get(kind, nothing)
+        same = {ps.ALL_REDUCE: (1.0, 1.0), ps.ALL_GATHER: (1.0 / n, 1.0 / n)}
+        gives, gets = (1.0 - count[which] / n, count / n) if kind == ps.REDUCE_SCATTER else same.get(kind, (0.0, 0.0))
         enters = gets / known_rate(level.into, places)
-        others = np.where(
-            np.arange(len(places)) == np.argmax(enters), np.delete(enters, np.argmax(enters)).max(), enters.max()
-        )[which]
+        second, first = np.sort(enters)[-2:]
+        others = np.where(np.arange(len(places)) == np.argmax(enters), second, first)[which]
         late = np.maximum(late, np.maximum(gives / known_rate(level.out, place), others))
     return float(late.min())
 
@@ -449,13 +419,7 @@ class StepGraph:
         check_exchanges(template)
         self.template, self._order = template, Order(template)
         self._before, self._later = self._order.ends_after
-        self._rows = np.split(
-            np.argsort(template.step, kind="stable"),
-            np.cumsum(np.bincount(template.step, minlength=template.n_steps))[:-1],
-        )
-        self._place = np.empty(len(template), dtype=np.int64)
-        for rows in self._rows:
-            self._place[rows] = np.arange(len(rows))
+        self._begins = np.searchsorted(template.step, np.arange(template.n_steps + 1))
         self._steps: dict[int, _Step] = {}
         self._inside: dict[tuple[bytes, ...], _Step] = {}
         self._works = np.ones(template.n_ranks, dtype=np.bool_)
@@ -469,7 +433,8 @@ class StepGraph:
         return self._steps[number]
 
     def _new(self, number: int) -> _Step:
-        template, rows, place = self.template, self._rows[number], self._place
+        template, place = self.template, np.arange(len(self.template)) - self._begins[self.template.step]
+        rows = np.arange(*self._begins[number : number + 2])
         own = template.step[self._later] == number
         later, before = self._later[own], self._before[own]
         back = number - template.step[before]
@@ -539,7 +504,7 @@ class StepGraph:
     def sends(self) -> tuple[Ints, Ints, Ints, Ints]:
         """Rows of messages; distinct senders and their receivers; index of each message among these pairs."""
         plan = self.template
-        rows = plan.rows(SEND)
+        rows = plan.rows(ps.SEND)
         pairs, which = np.unique(plan.rank[rows] * plan.n_ranks + plan.peer[rows], return_inverse=True)
         return rows, *np.divmod(pairs, plan.n_ranks), which.reshape(-1)
 
@@ -553,7 +518,7 @@ class StepGraph:
 
 
 #: collectives in which every member's data affects every other member
-TO_ALL = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, PUSH_PULL)
+TO_ALL = (ps.ALL_REDUCE, ps.REDUCE_SCATTER, ps.ALL_GATHER, ps.ALL_TO_ALL, ps.PUSH_PULL)
 
 
 def of_steps(
@@ -568,7 +533,7 @@ def of_steps(
     """
     graph, copies = program.graph, program.copies
     work, crossing = _durations(program, copies, carriers, seconds)
-    before, chains = graph.chains(begin, end, work, crossing, program.template.kind == UPDATE)
+    before, chains = graph.chains(begin, end, work, crossing, program.template.kind == ps.UPDATE)
     if begin == 0:
         return Bound(max(0.0, *(float(start.max(initial=0.0)) for start, _ in chains)), 0.0)
     last = graph.step(begin - 1).last
@@ -641,11 +606,11 @@ def _bytes(
     members = np.array([len(set(group) - set(plan.servers)) for group in plan.groups])
     for each, later in enumerate(graph.later_than(number, joint, end), number):
         rows = graph.step(each).rows[later & needed[each - begin]]
-        workers = rows[(plan.kind[rows] >= ALL_REDUCE) & ~serves[rows]]
+        workers = rows[(plan.kind[rows] >= ps.ALL_REDUCE) & ~serves[rows]]
         entering = np.bincount(plan.key[workers], minlength=len(plan))
         # collectives that no rank has entered yet
         times[workers[entering[plan.key[workers]] == members[plan.peer[workers]]]] += 1.0
-        times[rows[plan.kind[rows] == SEND]] += 1.0
+        times[rows[plan.kind[rows] == ps.SEND]] += 1.0
     begun = step.rows[joint]
     groups = copies.instances[int(plan.peer[begun[0]])]
     inside: list[Bools | None] = [None]
@@ -665,7 +630,7 @@ def _first_joint(graph: StepGraph, copies: Copies, begin: int, end: int) -> tupl
         size, row = np.diff(step.first)[step.order], step.rows[step.members[step.first[step.order]]]
         if len(copies.ranks) > 1:
             groups = np.array([len(each[0]) for each in copies.instances] or [0])
-            grouped = plan.kind[row] >= ALL_REDUCE
+            grouped = plan.kind[row] >= ps.ALL_REDUCE
             size = np.where(grouped, groups[np.where(grouped, plan.peer[row], 0)], size)
         joint = np.flatnonzero(size > 1)
         if len(joint):

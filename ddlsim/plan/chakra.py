@@ -65,8 +65,7 @@ def _plain(node: Node) -> dict[str, Node]:
 
 
 def _node(place: Node, fields: dict[str, Node]) -> TraceNode:
-    strange = next((name for name in fields if name not in _FIELDS), None)
-    if strange is not None:
+    for strange in [name for name in fields if name not in _FIELDS][:1]:
         raise place.error(f"{strange!r} is not a field of a node in Chakra's schema 0.0.4 to 1.0; leave it out")
     kind = fields["type"].value if "type" in fields else NODE_TYPES[0]
     if kind not in NODE_TYPES:
@@ -217,8 +216,7 @@ def trace_files(path: Path) -> list[Path]:
         raise ConfigError(f"{path}: no such file, and there is no {stem}.0{suffix} in its folder; check the path")
     if list(names.values()) == [path]:  # one file for all ranks
         return [path]
-    missing = next((rank for rank in range(len(names)) if rank not in names), None)
-    if missing is not None:
+    for missing in sorted(set(range(len(names))) - set(names))[:1]:
         raise ConfigError(
             f"{path.parent / f'{stem}.{missing}{suffix}'}: no such file, although there is "
             f"{names[max(names)].name}; provide one file per rank, numbered from 0"

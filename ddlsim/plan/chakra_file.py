@@ -14,9 +14,10 @@ import functools
 import gzip
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ddlsim.errors import ConfigError
 from ddlsim.imports.text import read_bytes
@@ -24,7 +25,6 @@ from ddlsim.output_files import replacing
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _SIZES = {FIXED64: 8, FIXED32: 4}
-_ONE_BYTE = [bytes([value]) for value in range(0x80)]
 
 #: value of a field: a number below 2^64, or bytes (also for both fixed sizes)
 Value = int | bytes
@@ -34,8 +34,8 @@ class WireError(Exception):
     """The bytes are not a valid message. Readers of files add the file's name."""
 
 
-def messages(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, bytes) of the messages of a file, each of which is preceded by its length."""
+def messages(data: bytes) -> Iterator[bytes]:
+    """Yield the messages of a file, each of which is preceded by its length."""
     at = 0
     while at < len(data):
         begin = at
@@ -44,7 +44,7 @@ def messages(data: bytes) -> Iterator[tuple[int, bytes]]:
             raise WireError(
                 f"byte {begin}: expected a message of {length} bytes, but only {len(data) - at} bytes are left"
             )
-        yield at, data[at : at + length]
+        yield data[at : at + length]
         at += length
 
 
@@ -84,18 +84,11 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
     raise WireError("a number is truncated" if at >= end else "a number has more than 64 bits")
 
 
-def signed(value: int) -> int:
-    """Interpret a 64-bit number as two's complement."""
-    return value - 2**64 if value >= 2**63 else value
-
-
 # ---------------------------------------------------------------- writing
 
 
 def varint(value: int) -> bytes:
     """Encode a number with seven bits per byte; negative ones as 64 bits in two's complement."""
-    if 0 <= value < 0x80:
-        return _ONE_BYTE[value]
     value &= 2**64 - 1
     out = bytearray()
     while value > 0x7F:
@@ -133,11 +126,26 @@ COLLECTIVES = (
 Scalar = int | float | bool | str
 Attribute = Scalar | list[Scalar]
 
-#: number of a scalar attribute -> (wire type, struct format); the list of such scalars has the next number
-_FIXED = {3: (FIXED64, "<d"), 5: (FIXED32, "<f"), 19: (FIXED32, "<I"), 21: (FIXED64, "<Q"), 23: (FIXED32, "<i"),
-          25: (FIXED64, "<q")}  # fmt: skip
-_SIGNED, _ZIGZAG, _BOOL, _TEXTS = (7, 9), (15, 17), 27, (29, 31)
-_INT32, _INT64, _DOUBLE, _TEXT = 7, 9, 3, 29
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
+
+
+def _unpacked(layout: str) -> tuple[int, Callable[[Any], Scalar]]:
+    wire = FIXED64 if struct.calcsize(layout) == 8 else FIXED32
+    return wire, lambda value: struct.unpack(layout, value)[0]
+
+
+#: number of a scalar attribute -> (wire type, conversion); the list of such scalars has the next number
+_SCALARS: dict[int, tuple[int, Callable[[Any], Scalar]]] = {
+    **dict.fromkeys((7, 9), (VARINT, lambda value: value - 2**64 if value >= 2**63 else value)),
+    **dict.fromkeys((11, 13), (VARINT, int)),
+    **dict.fromkeys((15, 17), (VARINT, lambda value: value >> 1 ^ -(value & 1))),
+    **{i: _unpacked(f"<{code}") for i, code in zip((3, 5, 19, 21, 23, 25), "dfIQiq", strict=True)},
+    27: (VARINT, bool),
+    **dict.fromkeys((29, 31), (BYTES, _text)),
+}
+_INT32, _INT64, _DOUBLE, _BOOL, _TEXT = 7, 9, 3, 27, 29
 
 
 @dataclass
@@ -167,9 +175,8 @@ def is_chakra(path: str | Path) -> bool:
             file.seek(0)
             start = gzip.GzipFile(fileobj=file).read(2**20) if packed else file.read(2**20)
         stream = messages(start)
-        first = _metadata(next(stream)[1])
-        second = next(stream, None)
-        return first is not None and (second is None or _node(second[1]).type > 0)
+        first, second = _metadata(next(stream)), next(stream, None)
+        return first is not None and (second is None or _node(second).type > 0)
     except (WireError, OSError, ValueError, EOFError, zlib.error, StopIteration):
         return False
 
@@ -184,7 +191,7 @@ def read_nodes(path: Path) -> tuple[dict[str, Attribute], list[TraceNode]]:
     nodes: list[TraceNode] = []
     count = 0
     try:
-        for count, (_, message) in enumerate(messages(data)):
+        for count, message in enumerate(messages(data)):
             if count == 0:
                 metadata = _metadata(message)
             if count or metadata is None:
@@ -241,10 +248,6 @@ def _bytes(number: int, value: int | bytes) -> bytes:
     return value
 
 
-def _text(value: bytes) -> str:
-    return value.decode("utf-8", "replace")
-
-
 def _numbers(number: int, wire: int, value: int | bytes) -> list[int]:
     """Return the numbers of a repeated field, which is packed (as in proto3) or not."""
     if isinstance(value, int):
@@ -256,65 +259,48 @@ def _numbers(number: int, wire: int, value: int | bytes) -> list[int]:
 
 def _packed(wire: int, data: bytes) -> list[int | bytes]:
     """Return the values of a packed field."""
-    size = {FIXED64: 8, FIXED32: 4}.get(wire)
+    size = _SIZES.get(wire)
     if size is not None:
         if len(data) % size:
             raise WireError("a list of numbers is truncated")
         return [data[i : i + size] for i in range(0, len(data), size)]
     out: list[int | bytes] = []
-    value = shift = 0
-    for byte in data:
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if shift > 70 or value >= 2**64:
-            raise WireError("a number has more than 64 bits")
-        if byte < 0x80:
-            out.append(value)
-            value = shift = 0
-    if shift:
-        raise WireError("a list of numbers is truncated")
+    at = 0
+    while at < len(data):
+        value, at = _varint(data, at, len(data))
+        out.append(value)
     return out
 
 
 def _attribute(message: bytes) -> tuple[str, Attribute]:
-    name, attribute = "", 0
-    result: Attribute = attribute
+    name = ""
+    attribute: Attribute = 0
     for number, wire, value in fields(message):
         if number == 1:
             name = _text(_bytes(number, value))
-        elif 3 <= number <= 32 and number % 2:
-            result = _scalar(number, wire, value)
-        elif 3 <= number <= 32:
-            result = _list(number - 1, _bytes(number, value))
-    return name, result
+        elif number in _SCALARS:
+            attribute = _scalar(number, wire, value)
+        elif number - 1 in _SCALARS:
+            attribute = _list(number - 1, _bytes(number, value))
+    return name, attribute
 
 
 def _list(number: int, message: bytes) -> list[Scalar]:
     out: list[Scalar] = []
+    own = _SCALARS[number][0]
     for place, wire, value in fields(message):
-        if place != 1:
-            continue
-        own = _FIXED[number][0] if number in _FIXED else VARINT
-        if wire == BYTES and number not in _TEXTS:
+        if place == 1 and wire == BYTES != own:
             out += [_scalar(number, own, each) for each in _packed(own, _bytes(place, value))]
-        else:
+        elif place == 1:
             out.append(_scalar(number, wire, value))
     return out
 
 
 def _scalar(number: int, wire: int, value: int | bytes) -> Scalar:
     """Return the value of an attribute whose field has this number."""
-    if number in _FIXED and wire == _FIXED[number][0] and isinstance(value, bytes):
-        unpacked: int | float = struct.unpack(_FIXED[number][1], value)[0]
-        return unpacked
-    if number in _TEXTS and isinstance(value, bytes):
-        return _text(value)
-    if isinstance(value, int) and wire == VARINT and number not in _FIXED and number not in _TEXTS:
-        if number == _BOOL:
-            return bool(value)
-        if number in _ZIGZAG:
-            return value >> 1 ^ -(value & 1)
-        return signed(value) if number in _SIGNED else value
+    own, convert = _SCALARS[number]
+    if wire == own:
+        return convert(value)
     raise WireError(f"field {number} of an attribute has wire type {wire}, which does not match its type")
 
 

@@ -16,7 +16,6 @@ from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, COLUMNS, GATHER, KINDS, REC
 from ddlsim.plan.queues import FusedQueue, PriorityQueue
 from ddlsim.plan.rows import refuse_needs_across_ranks
 from ddlsim.plan.servers import as_messages
-from ddlsim.plan.text import what
 
 _PLAN, _LANES = "ddlsim.plan", "ddlsim.lanes"
 #: default values of columns, which are not written; lane and kind always are
@@ -87,7 +86,7 @@ def _node(plan: Plan, row: int) -> TraceNode:
     before = int(plan.previous[row])
     return TraceNode(
         row,
-        what(plan, row),
+        plan._what(row),
         NODE_TYPES.index(type_name),
         control=[before] if before >= 0 else [],
         data=needs,

@@ -8,43 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from ddlsim.errors import ConfigError
+from ddlsim.plan import plan as ps
 from ddlsim.plan.order import Order
-from ddlsim.plan.plan import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    BACKWARD,
-    BACKWARD_INPUT,
-    BACKWARD_WEIGHT,
-    BROADCAST,
-    COMPUTE,
-    FORWARD,
-    KINDS,
-    PUSH_PULL,
-    RECEIVE,
-    REDUCE,
-    REDUCE_SCATTER,
-    SEND,
-    UPDATE,
-    Bools,
-    Ints,
-    Plan,
-)
+from ddlsim.plan.plan import KINDS, Bools, Ints, Plan
 from ddlsim.plan.rows import joined, overlapping, refuse, repeats, with_parts
 
-PASSES = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
+PASSES = (ps.FORWARD, ps.BACKWARD, ps.BACKWARD_INPUT, ps.BACKWARD_WEIGHT)
 #: collectives on gradients and weights of a part: SUMS come before an update, SPREADS may come after it
-SUMS = (ALL_REDUCE, REDUCE_SCATTER, REDUCE, PUSH_PULL)
-SPREADS = (ALL_GATHER, BROADCAST)
-#: random numbers that represent micro-batches; sums wrap around
-Marks = npt.NDArray[np.uint64]
-#: largest number of pieces into which a part is divided
-LIMIT = 2**62
+SUMS = (ps.ALL_REDUCE, ps.REDUCE_SCATTER, ps.REDUCE, ps.PUSH_PULL)
+SPREADS = (ps.ALL_GATHER, ps.BROADCAST)
 
 
 def check_exchanges(plan: Plan) -> None:
@@ -54,57 +33,48 @@ def check_exchanges(plan: Plan) -> None:
 
 
 def _messages(plan: Plan) -> None:
-    send, receive = plan.rows(SEND), plan.rows(RECEIVE)
-    for rows, others, problem in ((send, receive, "no task receives it"), (receive, send, "no task sends it")):
+    send, receive = plan.messages
+    for rows, others, problem in ((send, receive, ": no task receives it"), (receive, send, ": no task sends it")):
         refuse(plan, rows[~np.isin(plan.key[rows], plan.key[others])], problem)
-        refuse(plan, rows[repeats(plan.key[rows])], "another row has the same key; every message needs its own")
-    send, receive = send[np.argsort(plan.key[send])], receive[np.argsort(plan.key[receive])]
+        refuse(plan, rows[repeats(plan.key[rows])], ": another row has the same key; every message needs its own")
     wrong = (plan.peer[send] != plan.rank[receive]) | (plan.peer[receive] != plan.rank[send])
-    for sender, receiver in zip(send[wrong].tolist(), receive[wrong].tolist(), strict=True):
-        raise ConfigError(
-            f"plan: {plan.task(sender)} has no matching receive; the task with the same key is {plan.task(receiver)}"
-        )
-    unequal = plan.nbytes[send] != plan.nbytes[receive]
-    for sender, receiver in zip(send[unequal].tolist(), receive[unequal].tolist(), strict=True):
-        sent, received = plan.nbytes[sender], plan.nbytes[receiver]
-        raise ConfigError(
-            f"plan: {plan.task(sender)} sends {sent:.0f} bytes, but {plan.task(receiver)} receives {received:.0f} bytes"
-        )
+    problem = " has no matching receive; the task with the same key is {other}"
+    refuse(plan, send[wrong], problem, receive[wrong])
+    wrong = plan.nbytes[send] != plan.nbytes[receive]
+    sent, received = (plan.nbytes[rows[wrong]] for rows in (send, receive))
+    problem = " sends {sent:.0f} bytes, but {other} receives {received:.0f} bytes"
+    refuse(plan, send[wrong], problem, receive[wrong], sent=sent, received=received)
 
 
 def _collectives(plan: Plan) -> None:
     rows = plan.collectives
     if not len(rows):
         return
-    refuse(plan, rows[plan.peer[rows] < 0], "it has no group")
+    refuse(plan, rows[plan.peer[rows] < 0], ": it has no group")
     _, first, which = np.unique(plan.key[rows], return_index=True, return_inverse=True)
     leader = rows[first][which.reshape(-1)]  # first row of the same collective
-    for name, label in (("kind", "kind"), ("peer", "group"), ("nbytes", "bytes"), ("part", "part"), ("step", "step"),
-                       ("queue", "queue")):  # fmt: skip
-        column = getattr(plan, name)
+    for name in ("kind", "peer", "nbytes", "part", "step", "queue"):
+        label, column = {"peer": "group", "nbytes": "bytes"}.get(name, name), getattr(plan, name)
         wrong = column[rows] != column[leader]
-        for task, other in zip(rows[wrong].tolist(), leader[wrong].tolist(), strict=True):
-            key, value, expected = plan.key[task], column[task], column[other]
-            raise ConfigError(
-                f"plan: {plan.task(task)} and {plan.task(other)} belong to one collective (key "
-                f"{key}), but differ in {label}: {value:g} and {expected:g}"
-            )
+        task, other = rows[wrong], leader[wrong]
+        problem = f" and {{other}} belong to one collective (key {{key}}), but differ in {label}: {{a:g}} and {{b:g}}"
+        refuse(plan, task, problem, other, key=plan.key[task], a=column[task], b=column[other])
     belongs = np.zeros((len(plan.groups), plan.n_ranks), dtype=np.bool_)
     for i, group in enumerate(plan.groups):
         belongs[i, list(group)] = True
-    refuse(plan, rows[~belongs[plan.peer[rows], plan.rank[rows]]], "its rank is not in the collective's group")
+    refuse(plan, rows[~belongs[plan.peer[rows], plan.rank[rows]]], ": its rank is not in the collective's group")
     again = repeats(plan.key[rows] * plan.n_ranks + plan.rank[rows])
-    refuse(plan, rows[again], "its rank enters the same collective twice")
+    refuse(plan, rows[again], ": its rank enters the same collective twice")
     queued = rows[plan.queue[rows] >= 0]
     for name, column in (("group", plan.peer), ("kind", plan.kind)):
         served = np.full(len(plan.queues), -1, dtype=np.int64)
         served[plan.queue[queued]] = column[queued]
         wrong = column[queued] != served[plan.queue[queued]]
-        refuse(plan, queued[wrong], f"its queue is also used by another {name}")
+        refuse(plan, queued[wrong], f": its queue is also used by another {name}")
     is_server = np.isin(np.arange(plan.n_ranks), plan.servers)
     behind = np.array([_servers_behind(is_server[list(group)]) for group in plan.groups], dtype=np.bool_)
-    wrong = (plan.kind[rows] == PUSH_PULL) & ~behind[plan.peer[rows]]
-    refuse(plan, rows[wrong], "its group must consist of workers followed by servers (Plan.servers)")
+    wrong = (plan.kind[rows] == ps.PUSH_PULL) & ~behind[plan.peer[rows]]
+    refuse(plan, rows[wrong], ": its group must consist of workers followed by servers (Plan.servers)")
     sizes = belongs.sum(axis=1)
     lacking = np.bincount(which.reshape(-1)) < sizes[plan.peer[rows[first]]]
     for task in rows[first][lacking].tolist():
@@ -157,10 +127,10 @@ def check(plan: Plan) -> None:
 def _only(plan: Plan, part: int) -> Plan:
     """Return the plan in which only ranks with one part of each layer train; tasks of others become other work."""
     others = plan.rank % plan.tensor != part
-    passes = others & (plan.kind < COMPUTE) | others & np.isin(plan.kind, (BACKWARD_INPUT, BACKWARD_WEIGHT))
+    passes = others & (plan.kind < ps.COMPUTE) | others & np.isin(plan.kind, (ps.BACKWARD_INPUT, ps.BACKWARD_WEIGHT))
     return dataclasses.replace(
         plan,
-        kind=np.where(passes, COMPUTE, plan.kind),
+        kind=np.where(passes, ps.COMPUTE, plan.kind),
         batch=np.where(others, -1, plan.batch),
         part=np.where(others, -1, plan.part),
     )
@@ -169,12 +139,12 @@ def _only(plan: Plan, part: int) -> Plan:
 def _check_passes(plan: Plan, order: Order) -> None:
     if plan.delays:
         passage = plan.batch
-        n_batches = n_passages = int(plan.batch[plan.rows(BACKWARD, BACKWARD_INPUT)].max(initial=-1)) + 1
+        n_batches = n_passages = int(plan.batch[plan.rows(ps.BACKWARD, ps.BACKWARD_INPUT)].max(initial=-1)) + 1
     else:
-        n_batches = int(plan.batch[plan.rows(FORWARD)].max(initial=-1)) + 1
+        n_batches = int(plan.batch[plan.rows(ps.FORWARD)].max(initial=-1)) + 1
         passage, n_passages = plan.step * n_batches + plan.batch, plan.n_steps * n_batches
     forward, backward = (
-        _each_once(plan, kinds, passage, n_passages) for kinds in ((FORWARD,), (BACKWARD, BACKWARD_INPUT))
+        _each_once(plan, kinds, passage, n_passages) for kinds in ((ps.FORWARD,), (ps.BACKWARD, ps.BACKWARD_INPUT))
     )
     # in this order, a pass comes before the next: forward from the first layer, backward from the last
     for rows, after, cut in ((forward, "after", plan.end), (backward[::-1], "before", plan.first)):
@@ -184,8 +154,8 @@ def _check_passes(plan: Plan, order: Order) -> None:
         order.demand(first[here], second[here], f"which comes {after} it in the model")
         _check_carried(plan, order, first[~here], second[~here], cut)
     rest = backward
-    if len(plan.rows(BACKWARD_WEIGHT)):
-        rest = np.union1d(backward, _each_once(plan, (BACKWARD, BACKWARD_WEIGHT), passage, n_passages))
+    if len(plan.rows(ps.BACKWARD_WEIGHT)):
+        rest = np.union1d(backward, _each_once(plan, (ps.BACKWARD, ps.BACKWARD_WEIGHT), passage, n_passages))
     if plan.delays:
         _check_one_update(plan, rest)
     sides = [passage[rows] for rows in (forward, rest)]
@@ -193,12 +163,10 @@ def _check_passes(plan: Plan, order: Order) -> None:
         sides[0], plan.first[forward], plan.end[forward], sides[1], plan.first[rest], plan.end[rest]
     )
     elsewhere = plan.rank[forward[first]] != plan.rank[rest[second]]
-    for source, task in zip(forward[first][elsewhere].tolist(), rest[second][elsewhere].tolist(), strict=True):
-        raise ConfigError(
-            f"plan: {plan.task(task)} needs the activations of {plan.task(source)}, which are on another rank"
-        )
+    problem = " needs the activations of {other}, which are on another rank"
+    refuse(plan, rest[second][elsewhere], problem, forward[first][elsewhere])
     order.demand(forward[first], rest[second], "whose activations it uses")
-    apart, inputs = plan.rows(BACKWARD_WEIGHT), plan.rows(BACKWARD_INPUT)
+    apart, inputs = plan.rows(ps.BACKWARD_WEIGHT), plan.rows(ps.BACKWARD_INPUT)
     sides = [passage[rows] for rows in (inputs, apart)]
     first, second = overlapping(
         sides[0], plan.first[inputs], plan.end[inputs], sides[1], plan.first[apart], plan.end[apart]
@@ -208,8 +176,7 @@ def _check_passes(plan: Plan, order: Order) -> None:
 
 def _check_carried(plan: Plan, order: Order, first: Ints, second: Ints, cut: Ints) -> None:
     """Check that the output of each pass in `first` is on the rank of its successor in `second` when that starts."""
-    sends, receives = plan.rows(SEND), plan.rows(RECEIVE)
-    sends, receives = sends[np.argsort(plan.key[sends])], receives[np.argsort(plan.key[receives])]
+    sends, receives = plan.messages
     marked = plan.batch[sends] >= 0
     sends, receives = sends[marked], receives[marked]
     labels = [
@@ -224,13 +191,13 @@ def _check_carried(plan: Plan, order: Order, first: Ints, second: Ints, cut: Int
         messages = j[i == pair]
         order.demand(np.repeat(first[pair], len(messages)), sends[messages], "whose results it carries")
         order.demand(receives[messages], np.repeat(second[pair], len(messages)), "which carries its input")
-        before, task = int(first[pair]), int(second[pair])
-        layer, batch, step = cut[before], plan.batch[before], plan.step[before]
-        source, target = plan.rank[before], plan.rank[task]
-        raise ConfigError(
-            f"plan: {plan.task(task)} follows {plan.task(before)} on another rank, but no message carries batch "
-            f"{batch} across the cut before layer {layer} from rank {source} to rank {target} in step {step}"
+        before, task = first[[pair]], second[[pair]]
+        problem = (
+            " follows {other} on another rank, but no message carries batch {batch} across the cut before layer "
+            "{layer} from rank {source} to rank {target} in step {step}"
         )
+        ends = {"source": plan.rank[before], "target": plan.rank[task], "layer": cut[before]}
+        refuse(plan, task, problem, before, batch=plan.batch[before], step=plan.step[before], **ends)
 
 
 def _check_one_update(plan: Plan, backward: Ints) -> None:
@@ -238,11 +205,11 @@ def _check_one_update(plan: Plan, backward: Ints) -> None:
     leader = backward[np.unique(plan.batch[backward], return_index=True)[1]]
     leader = leader[np.searchsorted(plan.batch[leader], plan.batch[backward])]
     wrong = plan.step[backward] != plan.step[leader]
-    for task, other in zip(backward[wrong][:1].tolist(), leader[wrong][:1].tolist(), strict=True):
-        raise ConfigError(
-            f"plan: {plan.task(task)} and {plan.task(other)} process the same micro-batch, but their gradients are "
-            "used in different updates; all ranks must use a micro-batch in the same update"
-        )
+    problem = (
+        " and {other} process the same micro-batch, but their gradients are used in different updates; all ranks must "
+        "use a micro-batch in the same update"
+    )
+    refuse(plan, backward[wrong], problem, leader[wrong])
 
 
 def _each_once(plan: Plan, kinds: tuple[int, ...], passage: Ints, n_passages: int) -> Ints:
@@ -251,8 +218,9 @@ def _each_once(plan: Plan, kinds: tuple[int, ...], passage: Ints, n_passages: in
     passage  (n,) each row's passage of a micro-batch through the model; those from `n_passages` on may be incomplete
     """
     rows = plan.rows(*kinds)
-    for task in rows[(plan.batch[rows] < 0) | (plan.end[rows] <= plan.first[rows])].tolist():
-        raise ConfigError(f"plan: {plan.task(task)} has no micro-batch or no layers")
+    refuse(
+        plan, rows[(plan.batch[rows] < 0) | (plan.end[rows] <= plan.first[rows])], " has no micro-batch or no layers"
+    )
     rows = rows[np.lexsort((plan.first[rows], passage[rows]))]
     name = KINDS[kinds[-1] if (plan.kind[rows] == kinds[-1]).any() else kinds[0]].replace("_", "-")
     passes = passage[rows]
@@ -265,13 +233,11 @@ def _each_once(plan: Plan, kinds: tuple[int, ...], passage: Ints, n_passages: in
     begins = np.diff(passes, prepend=-1) != 0
     expected = np.where(begins, 0, np.concatenate([[0], plan.end[rows][:-1]]))
     wrong = plan.first[rows] != expected
-    for task, layer in zip(rows[wrong].tolist(), expected[wrong].tolist(), strict=True):
-        first = int(plan.first[task])
-        if first < layer:
-            raise ConfigError(f"plan: {plan.task(task)}: layer {first} has a second {name} pass for this batch")
-        raise ConfigError(f"plan: {plan.task(task)}: layer {layer} has no {name} pass for this batch")
+    layer = np.minimum(plan.first[rows], expected)[wrong]
+    times = np.where(plan.first[rows] < expected, "a second", "no")[wrong]
+    refuse(plan, rows[wrong], f": layer {{layer}} has {{times}} {name} pass for this batch", layer=layer, times=times)
     early = rows[np.append(begins[1:], True) & (passes < n_passages) & (plan.end[rows] < plan.n_layers)]
-    refuse(plan, early, f"layer {{end}} has no {name} pass for this batch", end=plan.end[early])
+    refuse(plan, early, f": layer {{end}} has no {name} pass for this batch", end=plan.end[early])
     return rows
 
 
@@ -318,7 +284,7 @@ def on_rank(plan: Plan, tasks: Touching) -> Ints:
 
 def fetches_of(plan: Plan) -> Touching:
     """Return the all-gathers that provide sharded weights for the pass of a micro-batch."""
-    rows = plan.rows(ALL_GATHER)
+    rows = plan.rows(ps.ALL_GATHER)
     rows = rows[(plan.part[rows] >= 0) & (plan.batch[rows] >= 0)]
     return Touching(rows, plan.part[rows], place_of(plan, rows, plan.part[rows]), np.zeros(len(rows), dtype=np.bool_))
 
@@ -342,7 +308,7 @@ def _check_fetches(
         mine = tasks.of(np.isin(on_rank(plan, tasks), shares))
         wanted = mine.place * n_batches + plan.batch[mine.row]
         lacking = mine.of(~np.isin(wanted, visits))
-        problem = "its rank has only a shard of part {part}, but no all_gather provides the rest for this batch"
+        problem = ": its rank has only a shard of part {part}, but no all_gather provides the rest for this batch"
         refuse(plan, lacking.row, problem, part=lacking.part)
         i, j = joined(visits, wanted)
         order.demand(fetches.row[by_visit[nth[i]]], mine.row[j], "which gathers the weights that it uses")
@@ -355,27 +321,21 @@ def _check_fetches(
 
 def _check_tiles(plan: Plan, replay: Replay, fetches: Touching, before: Ints) -> None:
     """Check that the shards of a group's members together form the whole updated part."""
-    first, end, updated = replay.held(before)
-    position = np.array(
-        [
-            plan.groups[group].index(rank)
-            for group, rank in zip(plan.peer[fetches.row].tolist(), plan.rank[fetches.row].tolist(), strict=True)
-        ],
-        dtype=np.int64,
-    )
-    by_key = np.lexsort((position, plan.key[fetches.row]))
-    key = plan.key[fetches.row][by_key]
-    begins = np.diff(key, prepend=-1) != 0
-    ends = np.append(begins[1:], True)
-    first, end, updated = first[by_key], end[by_key], updated[by_key]
-    wrong = ~updated | (begins & (first != 0)) | (ends & (end != replay.size))
-    wrong[1:] |= ~begins[1:] & (first[1:] != end[:-1])
-    rows = fetches.row[by_key][wrong]
+    shards: dict[int, list[tuple[int, Held, int]]] = {}
+    for row, place in zip(fetches.row.tolist(), before.tolist(), strict=True):
+        position = plan.groups[plan.peer[row]].index(int(plan.rank[row]))
+        shards.setdefault(int(plan.key[row]), []).append((position, replay.held[place], row))
     problem = (
-        "the shards of its group do not add up to part {part}, which was updated in the previous step; use the group "
+        ": the shards of its group do not add up to part {part}, which was updated in the previous step; use the group "
         "that scattered the gradients"
     )
-    refuse(plan, rows, problem, part=plan.part[rows])
+    for _, members in sorted(shards.items()):
+        until = 0
+        for position, (_, own, row) in enumerate(sorted(members, key=lambda each: each[0]), 1):
+            last = position == len(members)
+            if not own.updated or own.first != until or (last and own.end != replay.size):
+                refuse(plan, np.array([row]), problem, part=plan.part[[row]])
+            until = own.end
 
 
 def _check_gradients(plan: Plan, order: Order) -> None:
@@ -385,7 +345,7 @@ def _check_gradients(plan: Plan, order: Order) -> None:
     sequence that starts after the backward passes and ends before the next forward passes.
     """
     backward, update, forward = (
-        touching(plan, *kinds) for kinds in ((BACKWARD, BACKWARD_WEIGHT), (UPDATE,), (FORWARD,))
+        touching(plan, *kinds) for kinds in ((ps.BACKWARD, ps.BACKWARD_WEIGHT), (ps.UPDATE,), (ps.FORWARD,))
     )
     # if both layers of tied weights are on a rank, it updates the weights together with the first
     update = update.of(~update.tied | ~np.isin(update.place, update.place[~update.tied]))
@@ -396,8 +356,8 @@ def _check_gradients(plan: Plan, order: Order) -> None:
     i, j = joined(backward.place, deeds.place[first])
     before = np.concatenate([backward.row[i], deeds.row[:-1][~first[1:]]])
     after = np.concatenate([deeds.row[first][j], deeds.row[1:][~first[1:]]])
-    updates, updated = plan.kind[after] == UPDATE, plan.kind[before] == UPDATE
-    passed = np.isin(plan.kind[before], (BACKWARD, BACKWARD_WEIGHT))
+    updates, updated = plan.kind[after] == ps.UPDATE, plan.kind[before] == ps.UPDATE
+    passed = np.isin(plan.kind[before], (ps.BACKWARD, ps.BACKWARD_WEIGHT))
     for pairs, why in (
         (passed & ~updates, "which it sums"),
         (updates, "whose gradients it uses"),
@@ -414,11 +374,11 @@ def _check_gradients(plan: Plan, order: Order) -> None:
         order.demand(last.row[i], backward.row[j], "whose gradients it would add to")
     fetches = fetches_of(plan)
     if plan.delays:
-        problem = "stale weights (delays) cannot be gathered for a pass; keep the complete weights on every rank"
+        problem = ": stale weights (delays) cannot be gathered for a pass; keep the complete weights on every rank"
         refuse(plan, fetches.row, problem)
     shared = np.isin(on_rank(plan, forward), on_rank(plan, fetches))
     never = uses[~np.isin(earlier, last.place)]
-    refuse(plan, never, "its weights were not updated on its rank in the previous step")
+    refuse(plan, never, ": its weights were not updated on its rank in the previous step")
     kept = ~np.isin(on_rank(plan, backward), on_rank(plan, fetches))
     replay = _replay(plan, deeds, backward, update, np.union1d(backward.place[kept], earlier[~shared[later]]))
     i, j = joined(last.place, earlier)
@@ -434,7 +394,7 @@ def _versions(plan: Plan, forward: Touching) -> tuple[Touching, Ints]:
     """
     if not plan.delays:
         return forward, plan.step[forward.row]
-    backward = plan.rows(BACKWARD, BACKWARD_WEIGHT)
+    backward = plan.rows(ps.BACKWARD, ps.BACKWARD_WEIGHT)
     update = np.full(int(plan.batch.max(initial=-1)) + 1, -1)
     update[plan.batch[backward]] = plan.step[backward]
     forward = forward.of(update[plan.batch[forward.row]] >= 0)
@@ -449,7 +409,7 @@ def _deeds(plan: Plan, order: Order, update: Touching) -> Touching:
     distribution that provably comes before the update belongs to the sums.)"""
     rows = plan.collectives[(plan.part[plan.collectives] >= 0) & (plan.batch[plan.collectives] < 0)]
     problem = (
-        "this kind of collective cannot sum or gather a part; use all_reduce, reduce_scatter, all_gather, reduce, "
+        ": this kind of collective cannot sum or gather a part; use all_reduce, reduce_scatter, all_gather, reduce, "
         "broadcast or push_pull, or leave part out"
     )
     refuse(plan, rows[~np.isin(plan.kind[rows], (*SUMS, *SPREADS))], problem)
@@ -470,223 +430,182 @@ def _deeds(plan: Plan, order: Order, update: Touching) -> Touching:
 
 def _updated_once(plan: Plan, backward: Touching, update: Touching, deeds: Touching) -> None:
     again = update.of(repeats(update.place))
-    refuse(plan, again.row, "part {part} is updated twice in this step", part=again.part)
+    refuse(plan, again.row, ": part {part} is updated twice in this step", part=again.part)
     summed = deeds.place[np.isin(plan.kind[deeds.row], (*SUMS, *SPREADS))]
     brought = deeds.place[np.isin(plan.kind[deeds.row], SPREADS)]
     never = backward.of(~np.isin(backward.place, np.concatenate([update.place, brought])))
-    problem = "its gradient of part {part} is never used, because no update follows"
+    problem = ": its gradient of part {part} is never used, because no update follows"
     refuse(plan, never.row, problem, part=never.part)
     never = update.of(~np.isin(update.place, np.concatenate([backward.place, summed])))
-    refuse(plan, never.row, "the gradient of part {part} is never summed on this rank", part=never.part)
+    refuse(plan, never.row, ": the gradient of part {part} is never summed on this rank", part=never.part)
 
 
 def _check_early_sums(plan: Plan, order: Order, backward: Touching, deeds: Touching) -> None:
     """Check the sums of single micro-batches, to which the last sum of the step, of the same kind and group, adds the
     rest. Each must come after its backward pass and before that sum, exactly once."""
     rows = plan.collectives[(plan.part[plan.collectives] >= 0) & (plan.batch[plan.collectives] >= 0)]
-    rows = rows[plan.kind[rows] != ALL_GATHER]
+    rows = rows[plan.kind[rows] != ps.ALL_GATHER]
     if not len(rows):
         return
-    problem = "only all_reduce and reduce_scatter can sum the gradients of a single micro-batch"
-    refuse(plan, rows[~np.isin(plan.kind[rows], (REDUCE_SCATTER, ALL_REDUCE))], problem)
+    problem = ": only all_reduce and reduce_scatter can sum the gradients of a single micro-batch"
+    refuse(plan, rows[~np.isin(plan.kind[rows], (ps.REDUCE_SCATTER, ps.ALL_REDUCE))], problem)
     n_batches = int(plan.batch.max()) + 1
     place = place_of(plan, rows, plan.part[rows])
     visit = place * n_batches + plan.batch[rows]
     again = rows[repeats(visit)]
-    refuse(plan, again, "the gradient of batch {batch} is summed twice", batch=plan.batch[again])
+    refuse(plan, again, ": the gradient of batch {batch} is summed twice", batch=plan.batch[again])
     passes = backward.place * n_batches + plan.batch[backward.row]
     i, j = joined(passes, visit)
     order.demand(backward.row[i], rows[j], "which it sums")
-    last = deeds.of(np.isin(plan.kind[deeds.row], (REDUCE_SCATTER, ALL_REDUCE)))
+    last = deeds.of(np.isin(plan.kind[deeds.row], (ps.REDUCE_SCATTER, ps.ALL_REDUCE)))
     i, j = joined(place, last.place)
     alike = plan.kind[rows[i]] == plan.kind[last.row[j]]
     i, j = i[alike], j[alike]
     order.demand(rows[i], last.row[j], "to which it adds the rest")
     inside = plan.peer[rows[i]] == plan.peer[last.row[j]]
     apart = rows[np.setdiff1d(np.arange(len(rows)), i[inside])]
-    problem = "its group has no sum of part {part} at the end of the step, to which this gradient could be added"
+    problem = ": its group has no sum of part {part} at the end of the step, to which this gradient could be added"
     refuse(plan, apart, problem, part=plan.part[apart])
-
-
-def _contributions(plan: Plan, backward: Touching, n_batches: int) -> Ints:
-    """Return distinct pairs of places and micro-batches that have a gradient there, (2, n); gradients of a tied layer
-    count as those of additional micro-batches."""
-    return np.unique(np.stack([backward.place, plan.batch[backward.row] + n_batches * backward.tied]), axis=1)
 
 
 def _replay(plan: Plan, deeds: Touching, backward: Touching, update: Touching, used: Ints) -> Replay:
     """Check that each update uses the gradient of every micro-batch of its step exactly once, and that all updated
     weights are finally complete at the places `used`."""
-    n_batches = int(plan.batch.max(initial=-1)) + 1
-    marks = np.random.default_rng(0).integers(1, 2**63, (2 * n_batches, 1), dtype=np.uint64)
-    n_parts = len(plan.parts)
-    total = np.zeros((plan.n_steps * n_parts, 1), dtype=np.uint64)
-    own = _contributions(plan, backward, n_batches)
-    kinds, which = np.unique(own[0] // (plan.n_ranks * n_parts) * n_parts + own[0] % n_parts, return_inverse=True)
-    batches = np.unique(np.stack([kinds[which.reshape(-1)], own[1]]), axis=1)
-    np.add.at(total, batches[0], marks[batches[1]])
-    replay = Replay(plan, deeds.row, deeds.place, own, marks)
-    replay.to_end()
-    whole = update.place // (plan.n_ranks * n_parts) * n_parts + update.place % n_parts  # for all ranks
-    wrong = (replay.at_update(update.place) != total[whole]).any(axis=1)
-    for task, place in zip(update.row[wrong].tolist(), update.place[wrong].tolist(), strict=True):
-        raise ConfigError(f"plan: {plan.task(task)}: {_what_is_wrong(plan, deeds, backward, place, n_batches)}")
-    _check_whole(plan, deeds, replay, used)
-    return replay
-
-
-def _check_whole(plan: Plan, deeds: Touching, replay: Replay, places: Ints) -> None:
-    """Check that all ranks that use weights of a part end the step with all of its updated weights."""
-    first, end, updated = replay.held(places)
-    wrong = np.flatnonzero(~updated | (end - first != replay.size))
-    if len(wrong):
-        place, share = int(places[wrong[0]]), float(end[wrong[0]] - first[wrong[0]]) / replay.size
-        last = int(deeds.row[deeds.place == place][-1])
-        part = place % len(plan.parts)
-        if not updated[wrong[0]]:
+    n_batches, n_parts = int(plan.batch.max(initial=-1)) + 1, len(plan.parts)
+    marks = np.random.default_rng(0).integers(1, 2**63, 2 * n_batches).tolist()
+    replay = Replay(plan, deeds, backward, n_batches, marks)
+    of_parts: dict[int, set[int]] = {}  # (step, part) -> batches
+    for place, batch in replay.contributions:
+        of_parts.setdefault(place // (plan.n_ranks * n_parts) * n_parts + place % n_parts, set()).add(batch)
+    for row, place in zip(update.row.tolist(), update.place.tolist(), strict=True):
+        step, part = place // (plan.n_ranks * n_parts), place % n_parts
+        needed = of_parts.get(step * n_parts + part, set())
+        if replay.held[place].used != sum(marks[batch] for batch in needed):
+            few = [each.of((each.part == part) & (plan.step[each.row] == step)) for each in (deeds, backward)]
+            digits = Replay(plan, *few, n_batches, [1 << (_DIGIT * i) for i in range(2 * n_batches)]).held[place].used
+            counts = [digits >> (_DIGIT * i) & ((1 << _DIGIT) - 1) for i in range(2 * n_batches)]
+            which = next(i for i, n in enumerate(counts) if n != (i in needed))
+            tied, batch = divmod(which, n_batches)
+            times = {0: "never summed", 2: "summed twice"}.get(counts[which], f"summed {counts[which]} times")
+            where = f" of layer {plan.parts[part].tied}, which is tied to it," if tied else ""
+            raise ConfigError(
+                f"plan: {plan.task(row)}: the gradient of batch {batch}{where} is {times} in part {part}; it must be "
+                "summed once"
+            )
+    for place in used.tolist():
+        own, part = replay.held[place], place % n_parts
+        if own.updated and own.end - own.first == replay.size:
+            continue
+        last, share = int(deeds.row[deeds.place == place][-1]), (own.end - own.first) / replay.size
+        if not own.updated:
             raise ConfigError(f"plan: {plan.task(last)}: part {part} is not updated on its rank after this task")
         raise ConfigError(
             f"plan: {plan.task(last)}: after this task, its rank has only {share:.3g} of the updated weights "
             f"of part {part}; add an all_gather over the group that scattered its gradients"
         )
-
-
-def _what_is_wrong(plan: Plan, deeds: Touching, backward: Touching, place: int, n_batches: int) -> str:
-    """Replay one part of one step with a column per micro-batch; describe one that is not summed exactly once."""
-    n_parts = len(plan.parts)
-    step, part = place // (plan.n_ranks * n_parts), place % n_parts
-    few = [each.of((each.part == part) & (plan.step[each.row] == step)) for each in (deeds, backward)]
-    own = _contributions(plan, few[1], n_batches)
-    replay = Replay(plan, few[0].row, few[0].place, own, np.eye(2 * n_batches, dtype=np.uint64))
-    replay.to_end()
-    counts = replay.at_update(np.array([place]))[0]
-    expected = np.zeros(2 * n_batches, dtype=np.uint64)
-    expected[own[1]] = 1
-    which = int(np.flatnonzero(counts != expected)[0])
-    n, (tied, batch) = int(counts[which]), divmod(which, n_batches)
-    times = {0: "never summed", 2: "summed twice"}.get(n, f"summed {n} times")
-    where = f" of layer {plan.parts[part].tied}, which is tied to it," if tied else ""
-    return f"the gradient of batch {batch}{where} is {times} in part {part}; it must be summed once"
+    return replay
 
 
 # ---------------------------------------------------------------- replay
+
+#: bits of the number of times that a micro-batch has been summed
+_DIGIT = 32
+
+
+@dataclass
+class Held:
+    """A range of a part, in units of 1 / ``Replay.size``, with the sum of the marks of some micro-batches; whether it
+    is updated, and from which sum."""
+
+    first: int
+    end: int
+    sum: int = 0
+    updated: bool = False
+    used: int = 0
 
 
 class Replay:
     """Deeds (sums, updates, distribution) executed in order at each *place*: a rank's copy of a part in a step.
 
-    A place holds a range of the part with the gradient sum of some micro-batches, as the sum of their marks. A
-    reduce-scatter leaves member i with the i-th of equal pieces; an all-gather concatenates adjacent ranges in the
-    order of the group; a broadcast copies the first member's range.
+    A place holds a range of the part with the gradient sum of some micro-batches. A reduce-scatter leaves member i with
+    the i-th of equal pieces; an all-gather concatenates adjacent ranges in the order of the group; a broadcast copies
+    the first member's range.
 
-    rows, places   (n,) the deeds, sorted by place and, within a place, by order
-    contributions  (2, m) places and batches of the initial gradients
-    marks          (n_batches, width) of the batches
+    deeds     sorted by place and, within a place, by order
+    backward  passes that contribute gradients; those of a tied layer count as those of additional micro-batches
+    marks     (2 n_batches,) numbers of the micro-batches
+
+    size           of a part, divisible by the sizes of any two groups that scatter it
+    contributions  distinct pairs of places and micro-batches that have a gradient there
+    held           by place
     """
 
-    def __init__(self, plan: Plan, rows: Ints, places: Ints, contributions: Ints, marks: Marks) -> None:
-        self.plan, self.rows = plan, rows
-        own_place, own_batch = contributions
-        self.places = np.union1d(own_place, places)
-        self.marks = np.zeros((len(self.places), marks.shape[1]), dtype=np.uint64)
-        np.add.at(self.marks, np.searchsorted(self.places, own_place), marks[own_batch])
-        cuts = {len(plan.groups[i]) for i in np.unique(plan.peer[rows[plan.kind[rows] == REDUCE_SCATTER]]).tolist()}
-        #: size of a part, divisible by the sizes of any two groups that scatter it
-        self.size = math.lcm(1, *cuts) ** 2
-        if self.size > LIMIT:
-            raise ConfigError(
-                f"plan: gradients are scattered over groups of {', '.join(map(str, sorted(cuts)))} ranks; use "
-                "fewer different group sizes"
-            )
-        self.first = np.zeros(len(self.places), dtype=np.int64)
-        self.end = np.full(len(self.places), self.size, dtype=np.int64)
-        self.updated = np.zeros(len(self.places), dtype=np.bool_)
-        self.found = np.zeros_like(self.marks)
-        self.at = np.searchsorted(self.places, places)  # rows of the same place are adjacent, in order
-        begins = np.flatnonzero(np.diff(self.at, prepend=-1))
-        self.nth = np.arange(len(rows)) - np.repeat(begins, np.diff(np.append(begins, len(rows))))
+    def __init__(self, plan: Plan, deeds: Touching, backward: Touching, n_batches: int, marks: Sequence[int]) -> None:
+        self.plan, rows, places = plan, deeds.row.tolist(), deeds.place.tolist()
+        batches = (plan.batch[backward.row] + n_batches * backward.tied).tolist()
+        self.contributions = set(zip(backward.place.tolist(), batches, strict=True))
+        scattering = deeds.row[plan.kind[deeds.row] == ps.REDUCE_SCATTER]
+        self.size = math.lcm(1, *(len(plan.groups[i]) for i in np.unique(plan.peer[scattering]).tolist())) ** 2
+        self.held = {place: Held(0, self.size) for place in {*places, *backward.place.tolist()}}
+        for place, batch in self.contributions:
+            self.held[place].sum += marks[batch]
         # each update is separate, even if one row updates several parts
-        key = np.where(plan.kind[rows] == UPDATE, len(plan) + np.arange(len(rows)), plan.key[rows])
-        _, which, self.n_members = np.unique(key, return_inverse=True, return_counts=True)
-        self.which = which.reshape(-1)
-        position = np.full((max(len(plan.groups), 1), plan.n_ranks), -1, dtype=np.int64)
-        for i, group in enumerate(plan.groups):
-            position[i, list(group)] = np.arange(len(group))
-        self.position = np.where(plan.kind[rows] == UPDATE, 0, position[plan.peer[rows], plan.rank[rows]])
+        keys = [-1 - i if plan.kind[row] == ps.UPDATE else int(plan.key[row]) for i, row in enumerate(rows)]
+        n_members, arrived, left = Counter(keys), dict[int, list[int]](), set(range(len(rows)))
+        position = [{rank: i for i, rank in enumerate(group)} for group in plan.groups]
+        ready = deque(i for i, place in enumerate(places) if i == 0 or places[i - 1] != place)
+        while ready:
+            deed = ready.popleft()
+            there = arrived.setdefault(keys[deed], [])
+            there.append(deed)
+            if len(there) == n_members[keys[deed]]:  # all members have reached it
+                if len(there) > 1:
+                    there.sort(key=lambda i: position[plan.peer[rows[i]]][int(plan.rank[rows[i]])])
+                self._do(int(plan.kind[rows[deed]]), [rows[i] for i in there], [self.held[places[i]] for i in there])
+                left.difference_update(there)
+                ready.extend(i + 1 for i in there if i + 1 < len(rows) and places[i + 1] == places[i])
+        if left:
+            self._refuse(rows[min(left)], "other ranks sum, update or distribute this part in a different order")
 
-    def at_update(self, places: Ints) -> Marks:
-        """Return the sums that the updates at these places used, (n, width)."""
-        return self.found[np.searchsorted(self.places, places)]
-
-    def held(self, places: Ints) -> tuple[Ints, Ints, Bools]:
-        """Return start and end of the range at each place, in units of 1 / :attr:`size`, and whether it is updated."""
-        at = np.searchsorted(self.places, places)
-        return self.first[at], self.end[at], self.updated[at]
-
-    def to_end(self) -> None:
-        """Execute all deeds; a collective is executed when all its members have reached it."""
-        n_done, left = np.zeros(len(self.places), dtype=np.int64), np.arange(len(self.rows))
-        while len(left):
-            here = left[self.nth[left] == n_done[self.at[left]]]
-            n_here = np.bincount(self.which[here], minlength=len(self.n_members))
-            go = here[(n_here == self.n_members)[self.which[here]]]
-            kinds = self.plan.kind[self.rows[go]]
-            for kind in np.unique(kinds).tolist():
-                self._do(kind, go[kinds == kind])
-            n_done[self.at[go]] += 1
-            if not len(go):
-                self._refuse(left[:1], "other ranks sum, update or distribute this part in a different order")
-            left = left[~np.isin(left, go)]
-
-    def _do(self, kind: int, go: Ints) -> None:
-        go = go[np.lexsort((self.position[go], self.which[go]))]  # members of a collective are adjacent, in order
-        at = self.at[go]
-        if kind == UPDATE:
-            self.found[at], self.updated[at] = self.marks[at], True
-            return
-        begins = np.flatnonzero(np.diff(self.which[go], prepend=-1))
-        size = np.diff(np.append(begins, len(go)))
-        leader = np.repeat(begins, size)  # for each row, the first member of its collective
-        if kind == BROADCAST:
-            for held in (self.first, self.end, self.marks, self.updated):
-                held[at] = held[at[leader]]
-        elif kind == ALL_GATHER:
-            self._gather(go, at, begins, size, leader)
+    def _do(self, kind: int, rows: list[int], members: list[Held]) -> None:
+        """Execute an update, or a collective of all members of a group in order."""
+        leader = members[0]
+        if kind == ps.UPDATE:
+            leader.used, leader.updated = leader.sum, True
+        elif kind == ps.BROADCAST:
+            for own in members:
+                own.first, own.end, own.sum, own.updated = leader.first, leader.end, leader.sum, leader.updated
+        elif kind == ps.ALL_GATHER:
+            for row, before, own in zip(rows[1:], members, members[1:], strict=False):
+                if before.end != own.first:
+                    self._refuse(row, "its range of the part does not begin at the end of the previous member's range")
+            for row, own in zip(rows, members, strict=True):
+                if own.updated != leader.updated or (own.sum != leader.sum and not own.updated):
+                    self._refuse(row, "its sum differs from that of the first member of its group")
+            for own in members:
+                own.first, own.end = leader.first, members[-1].end
         else:
-            self._sum(kind, go, at, begins, size, leader)
+            self._sum(kind, rows, members)
 
-    def _gather(self, go: Ints, at: Ints, begins: Ints, size: Ints, leader: Ints) -> None:
-        inside = np.ones(len(go), dtype=np.bool_)
-        inside[begins] = False
-        second = np.flatnonzero(inside)
-        apart = self.end[at[second - 1]] != self.first[at[second]]
-        self._refuse(
-            go[second[apart]], "its range of the part does not begin at the end of the previous member's range"
-        )
-        mixed = (self.marks[at] != self.marks[at[leader]]).any(axis=1) & ~self.updated[at]
-        mixed |= self.updated[at] != self.updated[at[leader]]
-        self._refuse(go[mixed], "its sum differs from that of the first member of its group")
-        self.end[at] = np.repeat(self.end[at[begins + size - 1]], size)
-        self.first[at] = self.first[at[leader]]
+    def _sum(self, kind: int, rows: list[int], members: list[Held]) -> None:
+        leader, total, n = dataclasses.replace(members[0]), sum(own.sum for own in members), len(members)
+        for row, own in zip(rows, members, strict=True):
+            if own.updated:
+                self._refuse(row, "it sums gradients after their update")
+            serves = kind == ps.PUSH_PULL and self.plan.rank[row] in self.plan.servers  # contributes nothing
+            if (own.first, own.end) != (leader.first, leader.end) and not serves:
+                self._refuse(row, "its range of the part differs from that of the first member of its group")
+        for i, (row, own) in enumerate(zip(rows, members, strict=True)):
+            if kind == ps.REDUCE and i:
+                own.end = own.first
+                continue
+            own.sum = total
+            if kind == ps.REDUCE_SCATTER:
+                piece, rest = divmod(own.end - own.first, n)
+                if rest:
+                    self._refuse(row, "it scatters a part for the third time; at most two are supported")
+                own.first += i * piece
+                own.end = own.first + piece
 
-    def _sum(self, kind: int, go: Ints, at: Ints, begins: Ints, size: Ints, leader: Ints) -> None:
-        self._refuse(go[self.updated[at]], "it sums gradients after their update")
-        same = (self.first[at] == self.first[at[leader]]) & (self.end[at] == self.end[at[leader]])
-        if kind == PUSH_PULL:  # servers contribute nothing
-            same |= np.isin(self.plan.rank[self.rows[go]], self.plan.servers)
-        self._refuse(go[~same], "its range of the part differs from that of the first member of its group")
-        total = np.repeat(np.add.reduceat(self.marks[at], begins, axis=0), size, axis=0)
-        position = self.position[go]
-        if kind == REDUCE:
-            self.marks[at] = np.where(position[:, None] == 0, total, self.marks[at])
-            self.end[at] = np.where(position == 0, self.end[at], self.first[at])
-            return
-        self.marks[at] = total
-        if kind == REDUCE_SCATTER:
-            piece, rest = np.divmod(self.end[at] - self.first[at], np.repeat(size, size))
-            self._refuse(go[rest != 0], "it scatters a part for the third time; at most two are supported")
-            self.first[at] += position * piece
-            self.end[at] = self.first[at] + piece
-
-    def _refuse(self, wrong: Ints, problem: str) -> None:
-        refuse(self.plan, self.rows[wrong], problem)
+    def _refuse(self, row: int, problem: str) -> None:
+        refuse(self.plan, np.array([row]), f": {problem}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -77,12 +77,17 @@ def crossing_nbytes(workload: Workload) -> Floats:
 @functools.lru_cache(maxsize=256)
 def _crossing(model: Model) -> Floats:
     """Return the number of elements of a sample that would cross a cut before each layer, (n_layers,)."""
-    sizes = np.zeros(len(model.layers) + 1)
+    shapes = {made: model.layers[made].out_shape if made >= 0 else model.input_shape for made, _ in _tensors(model)}
+    return _over_cuts(model, {made: math.prod(shape) for made, shape in shapes.items()})
+
+
+def _over_cuts(model: Model, sizes: Mapping[int, float]) -> Floats:
+    """Return the sum over the tensors that cross a cut before each layer, by producing layer, (n_layers,)."""
+    total = np.zeros(len(model.layers) + 1)
     for made, used in _tensors(model):
-        shape = model.layers[made].out_shape if made >= 0 else model.input_shape
-        sizes[made + 1] += math.prod(shape)
-        sizes[used + 1] -= math.prod(shape)
-    return np.asarray(np.cumsum(sizes)[:-1])
+        total[made + 1] += sizes[made]
+        total[used + 1] -= sizes[made]
+    return np.asarray(np.cumsum(total)[:-1])
 
 
 def between_blocks(model: Model) -> list[int]:
@@ -91,11 +96,8 @@ def between_blocks(model: Model) -> list[int]:
     No residual connection or parallel branch spans such a cut, so a pipeline stage sends only its last layer's output
     to the next stage. The first layer of the model is not included.
     """
-    count = np.zeros(len(model.layers) + 1, dtype=np.int64)
-    for made, used in _tensors(model):
-        count[made + 1] += 1
-        count[used + 1] -= 1
-    return np.flatnonzero(np.cumsum(count)[:-1] == 1)[1:].tolist() if len(model.layers) > 1 else []
+    count = _over_cuts(model, {made: 1 for made, _ in _tensors(model)})
+    return np.flatnonzero(count == 1)[1:].tolist() if len(model.layers) > 1 else []
 
 
 def uses_of(model: Model) -> list[tuple[int, int]]:
@@ -132,6 +134,16 @@ def _uses(nodes: Sequence[Node], tensor: int) -> tuple[int, list[tuple[int, int]
             uses += [(output, node.index) for output in outputs]
             tensor = node.index
     return tensor, uses
+
+
+def leaves(nodes: Sequence[Node]) -> Iterator[Leaf]:
+    """Yield all layers of a model's structure, in order."""
+    for node in nodes:
+        if isinstance(node, Leaf):
+            yield node
+        else:
+            for branch in _branches(node):
+                yield from leaves(branch)
 
 
 def _branches(node: Residual | Concat | Side) -> Iterator[tuple[Node, ...]]:

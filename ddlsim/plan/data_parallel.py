@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
+from ddlsim.plan import plan as ps
 from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.gathered_ahead import gathered_as
 from ddlsim.plan.norms import Together, with_partial_norms
-from ddlsim.plan.plan import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    BACKWARD,
-    COMPUTE,
-    FORWARD,
-    REDUCE_SCATTER,
-    UPDATE,
-    Floats,
-    Part,
-    Plan,
-)
-from ddlsim.plan.program import N_STEPS, Row, StepProgram, step_of, template_of
+from ddlsim.plan.plan import Part, Plan
+from ddlsim.plan.program import N_STEPS, Row, Step, StepProgram, step_of, template_of
 from ddlsim.plan.queues import Queue
 from ddlsim.workload.buckets import Bucket, ddp_buckets
 from ddlsim.workload.compute import Workload
 
 
+@checked
 def data_parallel(
     workloads: Workload | Sequence[Workload],
-    n_ranks: int | None = None,
+    n_ranks: Count | None = None,
     buckets: Callable[[Workload], Sequence[Bucket]] = ddp_buckets,
     *,
-    accumulation: int = 1,
+    accumulation: Count = 1,
     queue: Queue | None = None,
     layer_by_layer: bool = False,
     no_sync: bool = True,
@@ -64,26 +55,29 @@ def data_parallel(
 
     Raises ConfigError for workloads of different models, and for buckets that omit gradients or come too early.
     """
-    each = each_rank(workloads, n_ranks, accumulation)
+    each = each_rank(workloads, n_ranks)
     chosen = tuple(buckets(each[0]))
     parts = parts_of(each[0], chosen)
-    n_layers = len(each[0].forward)
     if layer_by_layer:
         _check_layer_by_layer(parts, queue)
-        steps = [pipelined(chosen, parts, n_layers, accumulation, first=first) for first in (True, False, False)]
-    else:
-        queued = queue is not None
-        steps = [in_order(chosen, n_layers, accumulation, queued=queued, no_sync=no_sync) for _ in range(N_STEPS)]
-    make = lambda work: _template(steps, work, chosen, accumulation, 1, queue)  # noqa: E731
+
+    def write(step: _Step, *, first: bool) -> None:
+        if layer_by_layer:
+            step.layer_by_layer(first=first)
+        else:
+            step.in_order(queued=queue is not None, no_sync=no_sync)
+
+    make = lambda work: _template(work, chosen, accumulation, 1, write, queue)  # noqa: E731
     return StepProgram.replicated(each, make, accumulation)
 
 
+@checked
 def sharded(
     workloads: Workload | Sequence[Workload],
-    n_ranks: int | None = None,
+    n_ranks: Count | None = None,
     buckets: Callable[[Workload], Sequence[Bucket]] = ddp_buckets,
     *,
-    accumulation: int = 1,
+    accumulation: Count = 1,
     overlap: bool = True,
     no_sync: bool = True,
     param_dtype: str | None = None,
@@ -106,17 +100,14 @@ def sharded(
     The other arguments, lanes and errors are those of :func:`data_parallel`. An update takes 1 / n_ranks of the
     optimizer's time. If its rule needs norms of layers (LARS, LAMB), ranks first combine the norms of their shards.
     """
-    each = each_rank(workloads, n_ranks, accumulation)
+    each = each_rank(workloads, n_ranks)
     chosen = tuple(buckets(each[0]))
-    firsts = [part.first if overlap else 0 for part in parts_of(each[0], chosen)]
-    n_layers = len(each[0].forward)
-    steps = [
-        in_shards(chosen, firsts, n_layers, accumulation, first=first, no_sync=no_sync)
-        for first in (True, False, False)
-    ]
+
+    def write(step: _Step, *, first: bool) -> None:
+        step.in_shards(first=first, overlap=overlap, no_sync=no_sync)
 
     def make(work: Workload) -> Plan:
-        plan = gathered_as(_template(steps, work, chosen, accumulation, len(each)), each[0], param_dtype)
+        plan = gathered_as(_template(work, chosen, accumulation, len(each), write), each[0], param_dtype)
         return with_partial_norms(plan, [work], [Together((0,), len(work.tensor_layer), len(each))])
 
     return StepProgram.replicated(each, make, accumulation)
@@ -133,13 +124,11 @@ def _check_layer_by_layer(parts: Sequence[Part], queue: Queue | None) -> None:
         raise ConfigError("data_parallel: layer_by_layer needs a queue, such as PriorityQueue(in_flight=4)")
 
 
-def each_rank(workloads: Workload | Sequence[Workload], n_ranks: int | None, accumulation: int = 1) -> list[Workload]:
-    """Return the workload of every rank, after checking the arguments of a builder."""
-    if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
-        raise ConfigError(f"plan: accumulation = {accumulation!r}: must be a positive integer")
+def each_rank(workloads: Workload | Sequence[Workload], n_ranks: int | None) -> list[Workload]:
+    """Return the workload of every rank. Raises ConfigError for a wrong number of workloads, or different models."""
     if isinstance(workloads, Workload):
-        if n_ranks is None or isinstance(n_ranks, bool) or not isinstance(n_ranks, int) or n_ranks < 1:
-            raise ConfigError(f"plan: n_ranks = {n_ranks!r}: must be a positive integer")
+        if n_ranks is None:
+            raise ConfigError("plan: n_ranks = None: must be a positive integer for a single workload")
         return [workloads] * n_ranks
     each = list(workloads)
     if not each or n_ranks not in (None, len(each)):
@@ -172,186 +161,152 @@ def parts_of(workload: Workload, buckets: Sequence[Bucket]) -> tuple[Part, ...]:
     )
 
 
-def _row(
-    kind: int, *, stream: bool = False, micro: int = -1, first: int = 0, end: int = 0, part: int = -1,
-    needs: Sequence[int] = (), before: Sequence[int] = (),
-) -> Row:  # fmt: skip
-    """Return a row of the rank's device or of its communication stream.
+class _Step:
+    """The rows of a step of one of the `sharers` ranks that share an update, with exchanges during backward passes.
 
-    `before` are indices of the previous step's updates, or of its all-gathers, until :func:`_template` replaces them by
-    rows.
+    before  (row, index of the previous step's update, or of its all-gather, that it needs)
     """
-    lane = "stream" if stream else "compute"
-    return Row(0, lane, kind, micro=micro, first=first, end=end, part=part, needs=[*needs], before=[*before])
+
+    def __init__(self, work: Workload, buckets: Sequence[Bucket], accumulation: int, sharers: int) -> None:
+        self.work, self.buckets, self.accumulation, self.sharers = work, buckets, accumulation, sharers
+        self.parts, self.n_layers = parts_of(work, buckets), len(work.forward)
+        self.rows, self.before = list[Row](), list[tuple[int, int]]()
+        self._until = np.append(np.cumsum(work.backward[::-1])[::-1], 0.0)  # until each layer's gradient is complete
+        self._stored = np.concatenate([[0.0], np.cumsum(stored_nbytes(work))])
+
+    def _add(self, row: Row) -> int:
+        self.rows.append(row)
+        return len(self.rows) - 1
+
+    def _forward(
+        self, micro: int, first: int = 0, end: int | None = None, needs: Sequence[int] = (), before: Iterable[int] = ()
+    ) -> None:
+        end = self.n_layers if end is None else end
+        seconds, held = float(self.work.forward[first:end].sum()), self._stored[end] - self._stored[first]
+        at = self._add(Row(0, "compute", ps.FORWARD, seconds, 0.0, micro, first, end, holds=held, needs=[*needs]))
+        self.before += [(at, nth) for nth in before]
+
+    def _backward(self, micro: int, first: int = 0, end: int | None = None) -> int:
+        end = self.n_layers if end is None else end
+        seconds, held = self._until[first] - self._until[end], self._stored[end] - self._stored[first]
+        if micro < self.accumulation - 1 and end - first == self.n_layers:  # summed as in a simulated worker
+            seconds = self.work.backward_time
+        return self._add(Row(0, "compute", ps.BACKWARD, seconds, 0.0, micro, first, end, holds=-held))
+
+    def _exchange(self, kind: int, part: int, after: int, micro: int = -1) -> int:
+        nbytes = self.buckets[part].nbytes
+        return self._add(Row(0, "stream", kind, 0.0, nbytes, micro, part=part, group=0, needs=[after]))
+
+    def _exchanged(self, micro: int, kind: int = ps.ALL_REDUCE, of: int = -1) -> list[int]:
+        """Add a backward pass, during which each bucket is sent when it is ready; return the rows of its sums, which
+        are those `of` a micro-batch, or of the rest of the step (-1)."""
+        latest, layer = len(self.rows) - 1, self.n_layers  # the backward pass has reached `layer`
+        sums = []
+        for part, bucket in enumerate(self.buckets):
+            if bucket.ready_layer > layer:
+                raise ConfigError(
+                    f"plan: bucket {part} is ready at layer {bucket.ready_layer}, but an earlier bucket is ready "
+                    f"at layer {layer}; list buckets in the order in which they become ready"
+                )
+            if bucket.ready_layer < layer:
+                latest, layer = self._backward(micro, bucket.ready_layer, layer), bucket.ready_layer
+            sums.append(self._exchange(kind, part, latest, of))
+        if layer > 0:
+            self._backward(micro, 0, layer)
+        return sums
+
+    def _update(self, needs: list[int]) -> int:
+        seconds = self.work.optimizer / self.sharers
+        return self._add(Row(0, "compute", ps.UPDATE, seconds, end=self.n_layers, needs=[*needs]))
+
+    def in_order(self, *, queued: bool, no_sync: bool) -> None:
+        """Update all layers at the end, when the last bucket has arrived.
+
+        If `queued`, any bucket can be the last. Without `no_sync`, buckets are summed during the backward pass of every
+        micro-batch, and the next pass waits for them, as at the end of each backward pass of PyTorch's DDP.
+        """
+        waits: list[int] = []
+        for micro in range(self.accumulation - 1):
+            self._forward(micro, needs=waits)
+            if no_sync:
+                self._backward(micro)
+            else:
+                waits = self._exchanged(micro, of=micro)[-1:]
+        self._forward(self.accumulation - 1, needs=waits)
+        sums = self._exchanged(self.accumulation - 1)
+        self._update(sums if queued else sums[-1:])
+
+    def layer_by_layer(self, *, first: bool) -> None:
+        """Update each layer as soon as its own gradients have arrived.
+
+        The next forward pass proceeds as layers are updated; its rank then spends the optimizer's time in a single
+        task. The `first` step waits for nothing.
+        """
+        updated, last = sorted({part.first for part in self.parts}), self.accumulation - 1
+        for micro in range(last):
+            self._forward(micro, before=() if first else range(len(updated)))
+            self._backward(micro)
+        if first:
+            self._forward(last)
+        else:
+            if updated[0] > 0:
+                self._forward(last, 0, updated[0])
+            for nth, (layer, end) in enumerate(zip(updated, [*updated[1:], self.n_layers], strict=True)):
+                self._forward(last, layer, end, before=(nth,))
+            self._add(Row(0, "compute", ps.COMPUTE, self.work.optimizer / self.sharers))
+        sums = self._exchanged(last)
+        for layer in updated:
+            needs = [row for row, part in zip(sums, self.parts, strict=True) if part.first == layer]
+            self._add(Row(0, "stream", ps.UPDATE, first=layer, end=layer + 1, needs=needs))
+
+    def in_shards(self, *, first: bool, overlap: bool, no_sync: bool) -> None:
+        """Update shards and gather them, bucket by bucket, during the next forward pass if they `overlap`.
+
+        Without `no_sync`, buckets are reduce-scattered after each micro-batch.
+        """
+        firsts = [part.first if overlap else 0 for part in self.parts]  # layers that need the buckets
+        for micro in range(self.accumulation):
+            begins = [0] if first or micro else sorted({0, *firsts})
+            for layer, end in zip(begins, [*begins[1:], self.n_layers], strict=True):
+                waits = [] if first or micro else [i for i, needed in enumerate(firsts[::-1]) if needed == layer]
+                self._forward(micro, layer, end, before=waits)
+            if micro < self.accumulation - 1 and no_sync:
+                self._backward(micro)
+            elif micro < self.accumulation - 1:
+                self._exchanged(micro, ps.REDUCE_SCATTER, of=micro)
+        update = self._update(self._exchanged(self.accumulation - 1, ps.REDUCE_SCATTER)[-1:])
+        for part in reversed(range(len(self.buckets))):
+            self._exchange(ps.ALL_GATHER, part, update)
 
 
 def _template(
-    steps: Sequence[Sequence[Row]],
-    workload: Workload,
+    work: Workload,
     buckets: Sequence[Bucket],
     accumulation: int,
     sharers: int,
+    write: Callable[..., None],
     queue: Queue | None = None,
 ) -> Plan:
-    """Return the template of one of the `sharers` ranks that share an update."""
+    """Return the template of one of the `sharers` ranks that share an update; `write` adds the rows of a step."""
     urgency = np.empty(len(buckets), dtype=np.int64)
     urgency[np.argsort([bucket.priority for bucket in buckets], kind="stable")] = np.arange(len(buckets))
     order = range(len(buckets)) if queue is None else urgency.tolist()
     lanes = {(0, "compute"): 0, (0, "stream"): 1}
-    made = []
-    for i, rows in enumerate(steps):
-        previous = steps[max(i - 1, 0)]
-        kind = ALL_GATHER if any(row.kind == ALL_GATHER for row in previous) else UPDATE
-        brings = [at for at, row in enumerate(previous) if row.kind == kind]
-        labels = [  # exchanges in the order of their keys; sums of the rest of a step come last
-            (row.micro if row.micro >= 0 else accumulation, row.kind, order[row.part]) for row in rows if row.part >= 0
-        ]
-        number = {label: at for at, label in enumerate(sorted(labels))}
-        exchanges = iter(labels)
-        done = [
-            dataclasses.replace(
-                row,
-                before=[brings[nth] for nth in row.before if isinstance(nth, int)] if i else [],
-                number=number[next(exchanges)] if row.part >= 0 else -1,
-                group=0 if row.part >= 0 else -1,
-                nbytes=buckets[row.part].nbytes if row.part >= 0 else 0.0,
-            )
-            for row in rows
-        ]
-        step = step_of(done, lanes)
-        step.columns["seconds"] = _seconds(workload, rows, accumulation, sharers)
-        step.columns["holds"] = _holds(workload, rows)
-        made.append(step)
+    made, brings = list[Step](), list[int]()  # what the next step waits for
+    for i in range(N_STEPS):
+        step = _Step(work, buckets, accumulation, sharers)
+        write(step, first=i == 0)
+        rows = step.rows
+        exchanges = [row for row in rows if row.part >= 0]  # in the order of their keys, sums of the rest come last
+        exchanges.sort(key=lambda row: (row.micro if row.micro >= 0 else accumulation, row.kind, order[row.part]))
+        for number, row in enumerate(exchanges):
+            row.number = number
+        for at, nth in step.before:
+            rows[at].needs.append((brings[nth], 1))
+        kind = ps.ALL_GATHER if any(row.kind == ps.ALL_GATHER for row in rows) else ps.UPDATE
+        brings = [at for at, row in enumerate(rows) if row.kind == kind]
+        made.append(step_of(rows, lanes))
+    queues, parts = () if queue is None else (queue,), parts_of(work, buckets)
     return template_of(
-        made,
-        lanes,
-        groups=[(0,)],
-        parts=parts_of(workload, buckets),
-        n_layers=len(workload.forward),
-        queues=() if queue is None else (queue,),
-        queued="stream",
+        made, lanes, groups=[(0,)], parts=parts, n_layers=len(work.forward), queues=queues, queued="stream"
     )
-
-
-def in_order(
-    buckets: Sequence[Bucket], n_layers: int, accumulation: int, *, queued: bool, no_sync: bool = True
-) -> list[Row]:
-    """Return the rows of a step that updates all layers at its end, when its last bucket has arrived.
-
-    If `queued`, any bucket can be the last. Without `no_sync`, buckets are summed during the backward pass of every
-    micro-batch, and the next pass waits for them, as at the end of each backward pass of PyTorch's DDP.
-    """
-    rows: list[Row] = []
-    waits: tuple[int, ...] = ()
-    for micro in range(accumulation - 1):
-        rows.append(_row(FORWARD, micro=micro, end=n_layers, needs=waits))
-        if no_sync:
-            rows.append(_row(BACKWARD, micro=micro, end=n_layers))
-        else:
-            waits = (_backward(rows, buckets, n_layers, micro, of=micro)[-1],)
-    rows.append(_row(FORWARD, micro=accumulation - 1, end=n_layers, needs=waits))
-    sums = _backward(rows, buckets, n_layers, accumulation - 1)
-    rows.append(_row(UPDATE, end=n_layers, needs=tuple(sums) if queued else (sums[-1],)))
-    return rows
-
-
-def pipelined(
-    buckets: Sequence[Bucket], parts: Sequence[Part], n_layers: int, accumulation: int, *, first: bool
-) -> list[Row]:
-    """Return the rows of a step in which each layer is updated as soon as its own gradients have arrived.
-
-    The next forward pass proceeds as layers are updated; its rank then spends the optimizer's time. The `first` step
-    waits for nothing.
-    """
-    updated = sorted({part.first for part in parts})
-    everything = () if first else tuple(range(len(updated)))
-    rows: list[Row] = []
-    for micro in range(accumulation - 1):
-        rows += [_row(FORWARD, micro=micro, end=n_layers, before=everything), _row(BACKWARD, micro=micro, end=n_layers)]
-    last = accumulation - 1
-    if first:
-        rows.append(_row(FORWARD, micro=last, end=n_layers))
-    else:
-        if updated[0] > 0:
-            rows.append(_row(FORWARD, micro=last, end=updated[0]))
-        for nth, (layer, end) in enumerate(zip(updated, [*updated[1:], n_layers], strict=True)):
-            rows.append(_row(FORWARD, micro=last, first=layer, end=end, before=(nth,)))
-        rows.append(_row(COMPUTE))
-    sums = _backward(rows, buckets, n_layers, last)
-    for layer in updated:
-        needs = tuple(row for row, part in zip(sums, parts, strict=True) if part.first == layer)
-        rows.append(_row(UPDATE, stream=True, first=layer, end=layer + 1, needs=needs))
-    return rows
-
-
-def in_shards(
-    buckets: Sequence[Bucket], firsts: Sequence[int], n_layers: int, accumulation: int, *, first: bool, no_sync: bool
-) -> list[Row]:
-    """Return the rows of a step that updates shards and gathers them, bucket by bucket, during the next forward pass.
-
-    The forward pass needs a bucket from layer ``firsts[bucket]`` on. Without `no_sync`, buckets are reduce-scattered
-    after each micro-batch.
-    """
-    rows: list[Row] = []
-    for micro in range(accumulation):
-        begins = [0] if first or micro else sorted({0, *firsts})
-        for layer, end in zip(begins, [*begins[1:], n_layers], strict=True):
-            waits = () if first or micro else [i for i, needed in enumerate(firsts[::-1]) if needed == layer]
-            rows.append(_row(FORWARD, micro=micro, first=layer, end=end, before=tuple(waits)))
-        if micro < accumulation - 1 and no_sync:
-            rows.append(_row(BACKWARD, micro=micro, end=n_layers))
-        elif micro < accumulation - 1:
-            _backward(rows, buckets, n_layers, micro, kind=REDUCE_SCATTER, of=micro)
-    sums = _backward(rows, buckets, n_layers, accumulation - 1, kind=REDUCE_SCATTER)
-    rows.append(_row(UPDATE, end=n_layers, needs=(sums[-1],)))
-    update = len(rows) - 1
-    rows += [_row(ALL_GATHER, stream=True, part=part, needs=(update,)) for part in reversed(range(len(buckets)))]
-    return rows
-
-
-def _backward(
-    rows: list[Row], buckets: Sequence[Bucket], n_layers: int, micro: int, kind: int = ALL_REDUCE, of: int = -1
-) -> list[int]:
-    """Append a backward pass, during which each bucket is sent when it is ready; return the rows of its sums, which are
-    those `of` a micro-batch, or of the rest of the step (-1)."""
-    latest, layer = len(rows) - 1, n_layers  # the backward pass has reached `layer`
-    sums = []
-    for part, bucket in enumerate(buckets):
-        if bucket.ready_layer > layer:
-            raise ConfigError(
-                f"plan: bucket {part} is ready at layer {bucket.ready_layer}, but an earlier bucket is ready "
-                f"at layer {layer}; list buckets in the order in which they become ready"
-            )
-        if bucket.ready_layer < layer:
-            rows.append(_row(BACKWARD, micro=micro, first=bucket.ready_layer, end=layer))
-            latest, layer = len(rows) - 1, bucket.ready_layer
-        sums.append(len(rows))
-        rows.append(_row(kind, stream=True, micro=of, part=part, needs=(latest,)))
-    if layer > 0:
-        rows.append(_row(BACKWARD, micro=micro, end=layer))
-    return sums
-
-
-def _seconds(workload: Workload, rows: Sequence[Row], accumulation: int, sharers: int) -> Floats:
-    """Return the seconds of each task of a rank's step, summed in the same order as in a simulated worker."""
-    until = np.append(np.cumsum(workload.backward[::-1])[::-1], 0.0)  # until each layer's gradient is complete
-    n_layers = len(workload.forward)
-
-    def seconds(row: Row) -> float:
-        if row.kind == FORWARD:
-            return float(workload.forward[row.first : row.end].sum())
-        if row.kind == BACKWARD and row.micro < accumulation - 1 and row.end - row.first == n_layers:
-            return workload.backward_time
-        if row.kind == BACKWARD:
-            return float(until[row.first] - until[row.end])
-        # if layers are updated one by one, the optimizer's time is a single task
-        return 0.0 if row.lane == "stream" else workload.optimizer / sharers
-
-    return np.array([seconds(row) for row in rows])
-
-
-def _holds(workload: Workload, rows: Sequence[Row]) -> Floats:
-    """Return the bytes of activations that each task of a rank's step allocates or frees."""
-    before = np.concatenate([[0.0], np.cumsum(stored_nbytes(workload))])
-    sign = {FORWARD: 1.0, BACKWARD: -1.0}
-    return np.array([sign.get(row.kind, 0.0) * (before[row.end] - before[row.first]) for row in rows])

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, KINDS, RECEIVE, SEND, Lane, Part, Plan
 from ddlsim.plan.program import N_STEPS
 from ddlsim.workload.buckets import Bucket
@@ -140,16 +141,23 @@ class Draft:
 class DraftedSteps:
     """Steps, written down one after the other.
 
-    each     workload of each rank
-    buckets  that all ranks sum; bucket i is part i of the plan
-    now      the current step
-    sums     of each rank, the rows that sum gradients in the current step
+    each               workload of each rank
+    buckets            that all ranks sum; bucket i is part i of the plan
+    forward, backward  seconds of each layer, by rank
+    kept               bytes of activations of each layer that a rank's micro-batch stores, by rank
+    n_batches          micro-batches of a rank and step
+    now, micro         the current step and micro-batch
+    sums               of each rank, the rows that sum gradients in the current step
     """
 
-    def __init__(self, each: list[Workload], buckets: Iterable[Bucket], parts: Iterable[Part]) -> None:
-        self.each, self.buckets, self.now = each, list(buckets), 0
+    def __init__(
+        self, each: list[Workload], buckets: Iterable[Bucket], parts: Iterable[Part], n_batches: int = 1
+    ) -> None:
+        self.each, self.buckets, self.n_batches, self.now, self.micro = each, list(buckets), n_batches, 0, 0
         self.n, self.n_layers = len(each), len(each[0].forward)
         self.draft, self.sums = Draft(self.n_layers, parts), self.nothing()
+        self.forward, self.backward = [w.forward for w in each], [w.backward for w in each]
+        self.kept = [stored_nbytes(w) for w in each]
 
     def plan(self) -> Plan:
         """Return the plan of the first steps."""
@@ -167,20 +175,21 @@ class DraftedSteps:
         return [[] for _ in range(self.n)]
 
     def add_pass(
-        self,
-        kind: str,
-        rank: int,
-        layers: tuple[int, int],
-        seconds: float,
-        needs: Iterable[int],
-        batch: int,
-        kept: float,
+        self, kind: str, rank: int, first: int, end: int, needs: Iterable[int] = (), *, of: int = -1, part: float = 1.0
     ) -> int:
-        """Add a pass of a micro-batch through some layers, which store `kept` bytes until their backward pass."""
-        holds = {"forward": kept, "backward_input": 0.0}.get(kind, -kept)
+        """Add a pass of a rank through the layers `first` to `end` - 1, or `part` of its time, with its own micro-batch
+        or that `of` another rank."""
+        owner, times = rank if of < 0 else of, self.forward if kind == "forward" else self.backward
+        kept = float(self.kept[owner][first:end].sum())
         return self.draft.work(
-            rank, seconds, kind=kind, batch=batch, layers=layers, step=self.now, needs=needs, holds=holds
-        )
+            rank, part * float(times[rank][first:end].sum()), kind=kind, batch=owner * self.n_batches + self.micro,
+            layers=(first, end), step=self.now, needs=needs,
+            holds={"forward": kept, "backward_input": 0.0}.get(kind, -kept),
+        )  # fmt: skip
+
+    def add_passes(self, kind: str, first: int, end: int, needs: Needs, part: float = 1.0) -> Needs:
+        """Add a pass of every rank; return its rows."""
+        return [[self.add_pass(kind, rank, first, end, needs[rank], part=part)] for rank in range(self.n)]
 
     def add_update(self, rank: int, share: float, first: int = 0) -> int:
         """Add a rank's update of the layers from `first` on, a share of the optimizer's time."""
@@ -188,22 +197,20 @@ class DraftedSteps:
         return self.draft.work(rank, seconds, kind="update", layers=layers, step=self.now, needs=self.sums[rank])
 
     def exchange(
-        self, kind: str, group: Sequence[int], nbytes: float, done: Needs, waits: Needs, name: str, lane: str
-    ) -> None:
-        """Add a collective of a group after the rows `done`, for which its members then wait."""
+        self, kind: str, group: Sequence[int], nbytes: float, done: Needs, waits: Needs, name: str, lane: str,
+        part: int = -1,
+    ) -> None:  # fmt: skip
+        """Add a collective of a group after the rows `done`, and add its rows to those that its members wait for."""
         needs = [done[r] for r in group]
-        rows = self.draft.collective(kind, group, nbytes, needs, name, step=self.now, lane=lane)
+        rows = self.draft.collective(kind, group, nbytes, needs, name, step=self.now, part=part, lane=lane)
         for r, row in zip(group, rows, strict=True):
-            waits[r] = [row]
+            waits[r].append(row)
 
     def reduce(
         self, group: Sequence[int], nbytes: float, done: Needs, name: str = "", *, part: int = -1, lane: str = "stream"
     ) -> None:
         """Add the sum of gradients over a group after the rows `done`."""
-        needs = [done[r] for r in group]
-        rows = self.draft.all_reduce(group, nbytes, needs, name, step=self.now, part=part, lane=lane)
-        for r, row in zip(group, rows, strict=True):
-            self.sums[r].append(row)
+        self.exchange("all_reduce", group, nbytes, done, self.sums, name, lane, part)
 
     def reduce_ready(self, layer: int, done: Needs) -> None:
         """Add the sums of the buckets that are ready when backward passes have come down to a layer."""
@@ -215,3 +222,12 @@ class DraftedSteps:
         """Return the layers at which backward passes from layer `end` to `first` pause for gradients, in order."""
         layers = {bucket.ready_layer for bucket in self.buckets} | {first, *more}
         return sorted((layer for layer in layers if first <= layer < end), reverse=True)
+
+    def add_backward(self, first: int, end: int, waits: Needs) -> tuple[Needs, Needs]:
+        """Add a backward pass from layer `end` to `first`, which sends buckets; return its last rows, and those that
+        are still to be waited for."""
+        rows: Needs = []
+        for stop in self.stops(first, end):
+            rows, end, waits = self.add_passes("backward", stop, end, waits), stop, self.nothing()
+            self.reduce_ready(stop, rows)
+        return rows, waits

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddlsim.errors import ConfigError
-from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.data_parallel import each_rank, parts_of
 from ddlsim.plan.draft import DraftedSteps, Needs
-from ddlsim.plan.plan import Floats, Part
+from ddlsim.plan.plan import Part
 from ddlsim.plan.program import StepProgram
 from ddlsim.workload.buckets import Bucket, ddp_buckets
 from ddlsim.workload.compute import Workload
@@ -99,7 +98,8 @@ class _Steps(DraftedSteps):
             parts.append(Part(replicated, cut, tables[-1] + 1))
         bottom = [] if root is None else [Part(float(first.grad_nbytes[:cut].sum()), 0, cut)]
         super().__init__(each, buckets, [*parts, *bottom])
-        self.forward, self.backward = ([_without(w, name, tables) for w in each] for name in ("forward", "backward"))
+        others = np.array([i not in tables for i in range(self.n_layers)])  # tables take the times of `works`
+        self.forward, self.backward = [w.forward * others for w in each], [w.backward * others for w in each]
         self.vector = [ELEMENT_NBYTES[w.precision] for w in each]
 
     def write_step(self) -> None:
@@ -109,18 +109,17 @@ class _Steps(DraftedSteps):
         if self.root is None:
             arrived = self._vectors("vectors", lookups)
             for r in ranks if self.cut else ():
-                self._pass("forward", r, (0, self.cut), r, ())
+                self.add_pass("forward", r, 0, self.cut)
         else:
             bottom, allowed, end = self._bottom_forward(self.root)
             ready = [end if r == self.root else row for r, row in enumerate(lookups)]
             arrived = self._vectors("vectors", ready, allowed)
             arrived = [[*own, *more] for own, more in zip(arrived, bottom, strict=True)]
-        for r in ranks:
-            self._pass("forward", r, (self.cut, self.n_layers), r, arrived[r])
-        back = self._backward(self.n_layers, self.cut)
+        self.add_passes("forward", self.cut, self.n_layers, arrived)
+        back = [row for (row,) in self.add_backward(self.cut, self.n_layers, self.nothing())[0]]
         arrived = self._vectors("gradients", back)
         if self.root is None:
-            self._backward(self.cut, 0)
+            self.add_backward(0, self.cut, self.nothing())
         else:
             self._bottom_backward(self.root, back)
         for r in ranks:
@@ -129,24 +128,10 @@ class _Steps(DraftedSteps):
 
     # ------------------------------------------------------------ compute
 
-    def _pass(self, kind: str, rank: int, layers: tuple[int, int], batch: int, needs: Sequence[int]) -> int:
-        times, span = self.forward if kind == "forward" else self.backward, slice(*layers)
-        seconds, kept = float(times[rank][span].sum()), float(stored_nbytes(self.each[batch])[span].sum())
-        return self.add_pass(kind, rank, layers, seconds, needs, batch, kept)
-
-    def _backward(self, end: int, first: int) -> list[int]:
-        """Add a backward pass from layer `end` to `first`, which sends buckets; return the last rows of all ranks."""
-        rows: list[int] = []
-        for stop in self.stops(first, end):
-            rows = [self._pass("backward", r, (stop, end), r, ()) for r in range(self.n)]
-            end = stop
-            self.reduce_ready(stop, [[row] for row in rows])
-        return rows
-
     def _bottom_forward(self, root: int) -> tuple[Needs, Needs, int]:
         """Let one rank compute the bottom MLP for all samples; return the rows that deliver its results to each rank,
         those after which each rank may send to it, and its last one."""
-        end = [self._pass("forward", root, (0, self.cut), r, ()) for r in range(self.n)][-1]
+        end = [self.add_pass("forward", root, 0, self.cut, of=r) for r in range(self.n)][-1]
         arrived, allowed = self.nothing(), self.nothing()
         for r in range(self.n):
             if r != root:
@@ -161,7 +146,7 @@ class _Steps(DraftedSteps):
             if r != root
         ]
         for r in range(self.n):
-            self._pass("backward", root, (0, self.cut), r, come if r == 0 else ())
+            self.add_pass("backward", root, 0, self.cut, come if r == 0 else (), of=r)
 
     def _bottom_nbytes(self, rank: int) -> float:
         """Return the bytes of the bottom MLP's outputs for a rank's samples."""
@@ -215,10 +200,3 @@ class _Steps(DraftedSteps):
         return self.draft.message(
             src, dst, nbytes, name, step=self.now, needs=needs, lanes=lanes, batch=batch, cut=cut
         )[1]
-
-
-def _without(workload: Workload, name: str, tables: Sequence[int]) -> Floats:
-    """Return the seconds of all layers, with 0 for the tables."""
-    times: Floats = np.array(getattr(workload, name), dtype=np.float64)
-    times[list(tables)] = 0.0
-    return times

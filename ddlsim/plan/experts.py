@@ -8,21 +8,19 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ddlsim.errors import ConfigError, listed
-from ddlsim.plan.chunks import stored_nbytes
+from ddlsim.plan.chunks import leaves
 from ddlsim.plan.data_parallel import each_rank, parts_of
 from ddlsim.plan.draft import DraftedSteps, Needs
 from ddlsim.plan.program import StepProgram
 from ddlsim.workload.buckets import Bucket, ddp_buckets
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.layers import MixtureOfExperts
-from ddlsim.workload.model import Layer, Leaf, Model, Node, Residual, Side
+from ddlsim.workload.model import Layer, Model
 from ddlsim.workload.precision import ELEMENT_NBYTES
 
 
 def experts(
-    workloads: Sequence[Workload],
-    degree: int,
-    buckets: Callable[[Workload], Sequence[Bucket]] = ddp_buckets,
+    workloads: Sequence[Workload], degree: int, buckets: Callable[[Workload], Sequence[Bucket]] = ddp_buckets
 ) -> StepProgram:
     """Return the program of data and expert parallelism: groups of `degree` consecutive ranks divide the experts of
     every layer (Lepikhin et al. 2021, GShard, arXiv:2006.16668, section 3).
@@ -56,23 +54,13 @@ def experts(
 
 def experts_in(model: Model) -> dict[int, tuple[int, float]]:
     """Return a model's layers of experts: the number of experts of each, and of values per sample sent to them."""
-    found: dict[int, tuple[int, float]] = {}
-
-    def walk(nodes: Sequence[Node]) -> None:
-        for node in nodes:
-            if isinstance(node, Leaf):
-                if isinstance(node.spec, MixtureOfExperts):
-                    shape = model.layers[node.index].in_shape
-                    found[node.index] = node.spec.experts, node.spec.rows(shape) * shape[1]
-            elif isinstance(node, Residual):
-                walk((*node.body, *node.shortcut))
-            elif isinstance(node, Side):
-                walk(node.body)
-            else:
-                walk([inner for branch in node.branches for inner in branch])
-
-    walk(model.structure)
-    return found
+    specs = {leaf.index: leaf.spec for leaf in leaves(model.structure)}
+    shapes = [layer.in_shape for layer in model.layers]
+    return {
+        index: (spec.experts, spec.rows(shapes[index]) * shapes[index][1])
+        for index, spec in specs.items()
+        if isinstance(spec, MixtureOfExperts)
+    }
 
 
 def expert_elements(layer: Layer) -> int:
@@ -84,11 +72,7 @@ def expert_elements(layer: Layer) -> int:
 
 class _Steps(DraftedSteps):
     def __init__(
-        self,
-        each: list[Workload],
-        degree: int,
-        sent: dict[int, float],
-        buckets: Callable[[Workload], Sequence[Bucket]],
+        self, each: list[Workload], degree: int, sent: dict[int, float], buckets: Callable[[Workload], Sequence[Bucket]]
     ) -> None:
         self.degree, self.sent = degree, sent
         first, n, layers = each[0], len(each), each[0].model.layers
@@ -114,41 +98,24 @@ class _Steps(DraftedSteps):
         first = 0
         for layer in sorted(self.sent):
             for begin, end, name in ((first, layer, "dispatch"), (layer, layer + 1, "combine")):
-                done = self._pass("forward", begin, end, waits) if end > begin else waits
+                done = self.add_passes("forward", begin, end, waits) if end > begin else waits
                 waits = self._all_to_all(layer, done, name)
             first = layer + 1
         if first < self.n_layers:
-            self._pass("forward", first, self.n_layers, waits)
+            self.add_passes("forward", first, self.n_layers, waits)
             waits = self.nothing()
         end = self.n_layers
         for layer in sorted(self.sent, reverse=True):
-            rows, waits = self._back(end, layer + 1, waits)
+            rows, waits = self.add_backward(layer + 1, end, waits)
             waits = self._all_to_all(layer, rows or waits, "combine gradients")
-            rows, waits = self._back(layer + 1, layer, waits)
+            rows, waits = self.add_backward(layer, layer + 1, waits)
             for members in self.alike if len(self.groups) > 1 and self.experts[layer] else ():
                 self.reduce(members, self.experts[layer], rows, lane="experts' stream")
             waits = self._all_to_all(layer, rows, "dispatch gradients")
             end = layer
-        self._back(end, 0, waits)
+        self.add_backward(0, end, waits)
         for r in range(self.n):
             self.add_update(r, self.share)
-
-    def _pass(self, kind: str, first: int, end: int, waits: Needs) -> Needs:
-        rows = []
-        for r, workload in enumerate(self.each):
-            times = workload.forward if kind == "forward" else workload.backward
-            seconds, kept = float(times[first:end].sum()), float(stored_nbytes(workload)[first:end].sum())
-            rows.append([self.add_pass(kind, r, (first, end), seconds, waits[r], r, kept)])
-        return rows
-
-    def _back(self, end: int, first: int, waits: Needs) -> tuple[Needs, Needs]:
-        """Add a backward pass from layer `end` to `first`, which sends buckets; return the last rows, and the rows that
-        are still to be waited for."""
-        rows: Needs = []
-        for stop in self.stops(first, end):
-            rows, end, waits = self._pass("backward", stop, end, waits), stop, self.nothing()
-            self.reduce_ready(stop, rows)
-        return rows, waits
 
     def _all_to_all(self, layer: int, done: Needs, name: str) -> Needs:
         """Exchange tokens in all groups after each rank's rows `done`; return the rows that each rank waits for."""

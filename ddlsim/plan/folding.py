@@ -1,17 +1,11 @@
 """Tensor groups with identical members, executed as one rank each.
 
-A step of GPT-3 on 1,024 GPUs has twenty million tasks if every rank of its tensor groups is executed. If all members of
-a group act identically at the same times, executing one of them gives the same result:
-
-- No other traffic uses the channels of a group's collectives, so these take their time on idle links, and all members
-  end together. A pass is then a single task, which includes its work and its collectives.
-- Messages of members to other groups take symmetric routes: a permutation of channels maps every member to the next
-  and preserves capacities, latencies and shares. By this symmetry, corresponding flows have equal rates in the (unique)
-  max-min fair allocation. If the capacity of channels that k members share is divided by k, the flows of the first
-  member alone therefore have the same rates as when all members send.
-
-:func:`fold` checks both conditions on the routes. Bytes and busy seconds that are not executed are booked: those of
-collectives on their links, and those of other members' messages on the corresponding links.
+Executing one member gives the same result as executing all of them under two conditions, which :func:`fold` checks on
+the routes. No other traffic uses the channels of a group's collectives, so these take their time on idle links, and a
+pass is a single task. A permutation of channels maps every member's messages to other groups to those of the next, and
+preserves capacities, latencies and shares. By this symmetry, corresponding flows have equal rates in the (unique)
+max-min fair allocation: if the capacity of channels that k members share is divided by k, the flows of the first member
+alone have the same rates as when all members send. Traffic that is not executed is booked on its links.
 """
 
 from __future__ import annotations
@@ -20,30 +14,64 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.cluster import Routes
 from ddlsim.collectives import Collective, Schedule
+from ddlsim.network import Network
 from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND, Bools, Floats, Ints, Plan
 from ddlsim.plan.program import StepProgram
-from ddlsim.plan.tensor_ranks import (
-    NAMES,
-    PRODUCT,
-    GroupSchedules,
-    Item,
-    Measure,
-    Measured,
-    Passes,
-    Seconds,
-    measured,
-    timeline,
-)
+from ddlsim.plan.tensor_ranks import NAMES, PRODUCT, GroupSchedules, Item, Passes, Seconds, timeline
 from ddlsim.ties import distinct
 
 #: relative; members that end this close to each other count as ending together
 TOGETHER = 1e-12
+
+
+class Measured(NamedTuple):
+    """An exchange of a tensor group on idle links: the end for each member, s after the common start, (t,); the
+    channels that it uses, with their bytes and busy s, (n,); total bytes and number of messages."""
+
+    ends: Floats
+    channels: Ints
+    nbytes: Floats
+    busy: Floats
+    sent: float
+    n_messages: int
+
+    @property
+    def seconds(self) -> float:
+        return float(self.ends.max())
+
+
+#: (kind of collective or SEND, total bytes) -> course of the exchange
+Measure = Callable[[int, float], Measured]
+
+
+@functools.lru_cache(maxsize=16)
+def measured(cluster: Cluster, nodes: tuple[int, ...], inside: bool, algorithm: str | Collective) -> Measure:
+    """Return a function that simulates a tensor group's exchanges on idle links between `nodes`, by kind and bytes:
+    collectives, or messages from each member to the next (``SEND``)."""
+    schedules, there = GroupSchedules(cluster, np.array([nodes]), inside, algorithm), np.array(nodes)
+
+    @functools.cache
+    def run(kind: int, nbytes: float) -> Measured:
+        times, network = np.zeros(len(nodes)), Network(cluster)
+        if len(nodes) > 1 and kind == SEND:
+            ids = network.send(there, there[schedules.following[0]], np.full(len(nodes), nbytes), 0.0)
+        elif len(nodes) > 1:
+            number = network.collective(schedules(kind, 0, nbytes), there, nbytes)
+            network.join(np.full(len(nodes), number), np.arange(len(nodes)), 0.0)
+        while (done := network.advance()) is not None:
+            times[np.searchsorted(-ids, -done.ids) if kind == SEND else done.ranks] = done.time
+        carried, busy = network.channel_nbytes, network.channel_busy
+        used = np.flatnonzero(busy)
+        return Measured(times, used, carried[used], busy[used], network.nbytes_sent, network.n_messages)
+
+    return run
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,14 +211,8 @@ def fold(
     nodes, why_not = schedules.nodes, list[str]()
     if cluster.routing == "ecmp" or (cluster.details is not None and cluster.details.has_effects):
         why_not.append("links have details")
-    exchanges = sorted(
-        {
-            (item.kind, item.nbytes)
-            for by_kind in passes.items
-            for item in by_kind[0]
-            if item.kind == SEND or item.kind >= ALL_REDUCE
-        }
-    )
+    items = (item for by_kind in passes.items for item in by_kind[0])
+    exchanges = sorted({(each.kind, each.nbytes) for each in items if each.kind == SEND or each.kind >= ALL_REDUCE})
     kind, local_of = _inside(cluster, schedules, kinds)
     firsts = np.unique(kind, return_index=True)[1].tolist()
     measures: list[list[Measured]] = []
@@ -243,13 +265,11 @@ def _timeline(items: Sequence[Item], measure: Measure, exchanges: Sequence[tuple
     start, end = timeline(items, lambda kind, nbytes: measure(kind, nbytes).seconds)
     device = np.array([item.lane == 0 for item in items])
     travels = [i for i, item in enumerate(items) if item.lane > 0 and item.kind != RECEIVE]
-    seconds = float(end.max())
-    products = np.array([item.name == NAMES.index(PRODUCT) for item in items])
+    products = np.array([item.name == NAMES.index(PRODUCT) for item in items])[device]
     exchange = np.array([exchanges.index((items[i].kind, items[i].nbytes)) for i in travels], dtype=np.int64)
-    exchanging = seconds - float((end - start)[device].sum())
-    return Timeline(
-        start[device], end[device], products[device], exchange, start[travels], end[travels], seconds, exchanging
-    )
+    seconds, work = float(end.max()), (start[device], end[device])
+    exchanging = seconds - float((work[1] - work[0]).sum())
+    return Timeline(*work, products, exchange, start[travels], end[travels], seconds, exchanging)
 
 
 def _inside(cluster: Cluster, schedules: GroupSchedules, speeds: Ints) -> tuple[Ints, list[tuple[Ints, Ints]]]:
@@ -272,14 +292,8 @@ def _inside(cluster: Cluster, schedules: GroupSchedules, speeds: Ints) -> tuple[
         own = slice(int(bounds[rank]), int(bounds[rank + 1]))
         distinct, first, which = np.unique(channel[own], return_index=True, return_inverse=True)
         turn = np.argsort(np.argsort(first))[which.reshape(-1)]  # numbered by first occurrence
-        signature = (
-            counts[rank].tobytes(),
-            facts[:, own].tobytes(),
-            turn.tobytes(),
-            schedules.order[rank].tobytes(),
-            times[:, nodes[rank]].tobytes(),
-            int(speeds[rank]),
-        )
+        alike = counts[rank], facts[:, own], turn, schedules.order[rank], times[:, nodes[rank]], speeds[rank]
+        signature = tuple(each.tobytes() for each in alike)
         by_turn = channel[own][np.sort(first)]
         kind[rank] = number.setdefault(signature, len(leaders))
         if kind[rank] == len(leaders):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -11,21 +10,12 @@ import numpy as np
 
 from ddlsim.arguments import Count, Index, checked, one_of
 from ddlsim.errors import ConfigError
+from ddlsim.plan import plan as ps
 from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.data_parallel import each_rank
 from ddlsim.plan.norms import Together, with_partial_norms
-from ddlsim.plan.plan import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    BACKWARD,
-    COMPUTE,
-    FORWARD,
-    REDUCE_SCATTER,
-    UPDATE,
-    Part,
-    Plan,
-)
-from ddlsim.plan.program import Row, StepProgram, step_of, template_of
+from ddlsim.plan.plan import Part, Plan
+from ddlsim.plan.program import N_STEPS, Row, StepProgram, step_of, template_of
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.precision import GRADIENT_TYPES
 
@@ -66,7 +56,7 @@ def fully_sharded(
 
     Raises ConfigError for units that are not layers, and if `shard` does not divide the number of ranks.
     """
-    each = each_rank(workloads, n_ranks, accumulation)
+    each = each_rank(workloads, n_ranks)
     workload, n_ranks = each[0], len(each)
     size = n_ranks if shard is None else shard
     if n_ranks % size:
@@ -86,12 +76,10 @@ def fully_sharded(
     families = [ranks.reshape(-1, size).tolist(), ranks.reshape(-1, size).T.tolist()]
 
     def make(work: Workload) -> Plan:
-        rows = rows_of(work)
         lanes = {(0, name): i for i, name in enumerate(_LANES)}
-        first = step_of([dataclasses.replace(row, before=[]) for row in rows], lanes)
-        later = step_of(rows, lanes)
+        step = step_of(rows_of(work), lanes)
         plan = template_of(
-            [first, later, later], lanes, groups=[(0,), (0,)], parts=parts, n_layers=len(work.forward), names=(_FREE,)
+            [step] * N_STEPS, lanes, groups=[(0,), (0,)], parts=parts, n_layers=len(work.forward), names=(_FREE,)
         )
         return with_partial_norms(plan, [work], [Together((0,), len(work.tensor_layer), size)])
 
@@ -133,11 +121,11 @@ def _rows(
     uses = [
         (micro, kind, unit)
         for micro in range(accumulation)
-        for kind, order in ((FORWARD, range(n)), (BACKWARD, reversed(range(n))))
+        for kind, order in ((ps.FORWARD, range(n)), (ps.BACKWARD, reversed(range(n))))
         for unit in order
     ]
     pending = [
-        i for i, (_, kind, unit) in enumerate(uses) if weights[unit] and shard > 1 and (kind == FORWARD or reshard)
+        i for i, (_, kind, unit) in enumerate(uses) if weights[unit] and shard > 1 and (kind == ps.FORWARD or reshard)
     ]
     gather_of: dict[int, int] = {}
     sums: list[int] = []
@@ -153,11 +141,8 @@ def _rows(
         while pending and pending[0] <= limit:
             use = pending.pop(0)
             micro, _, unit = uses[use]
-            renewed = [] if gather_of else [-1]  # the first one comes after the update of the previous step
-            needs = [] if after is None else [after]
-            gather_of[use] = add(
-                _GATHER, ALL_GATHER, nbytes=weights[unit], micro=micro, part=unit, group=0, needs=needs, before=renewed
-            )
+            needs, of_unit = [] if after is None else [after], {"micro": micro, "part": unit, "group": 0}
+            gather_of[use] = add(_GATHER, ps.ALL_GATHER, nbytes=weights[unit], needs=needs, **of_unit)
             taken += weights[unit]
         return taken
 
@@ -165,40 +150,43 @@ def _rows(
         """Add the all-reduce of a shard over sharding groups, if any; return the row with the result."""
         if shard == n_ranks:
             return needs[0]
-        return add(_STREAM, ALL_REDUCE, nbytes=parts[unit].nbytes / shard, part=unit, group=1, needs=needs)
+        return add(_STREAM, ps.ALL_REDUCE, nbytes=parts[unit].nbytes / shard, part=unit, group=1, needs=needs)
 
     taken = gather(prefetch, None)
     for i, (micro, kind, unit) in enumerate(uses):
         part = parts[unit]
         layers = slice(part.first, part.end)
-        times = workload.forward if kind == FORWARD else workload.backward
+        times = workload.forward if kind == ps.FORWARD else workload.backward
         if taken:
-            add(_COMPUTE, COMPUTE, holds=taken)
+            add(_COMPUTE, ps.COMPUTE, holds=taken)
         seconds, keeps = float(times[layers].sum()), float(stored[layers].sum())
         now = add(
             _COMPUTE, kind, seconds=seconds, micro=micro, first=part.first, end=part.end,
-            holds=keeps if kind == FORWARD else -keeps, needs=[gather_of[i]] if i in gather_of else [],
+            holds=keeps if kind == ps.FORWARD else -keeps, needs=[gather_of[i]] if i in gather_of else [],
         )  # fmt: skip
-        if kind == BACKWARD and part.nbytes and (micro == last or (shard > 1 and not no_sync)):
+        if kind == ps.BACKWARD and part.nbytes and (micro == last or (shard > 1 and not no_sync)):
             of = -1 if micro == last else micro
             shard_of = now
             if shard > 1:
-                shard_of = add(_STREAM, REDUCE_SCATTER, nbytes=part.nbytes, micro=of, part=unit, group=0, needs=[now])
+                shard_of = add(
+                    _STREAM, ps.REDUCE_SCATTER, nbytes=part.nbytes, micro=of, part=unit, group=0, needs=[now]
+                )
             if micro == last and replicas_last:
                 deferred.append((unit, shard_of))
             elif micro == last:
                 sums.append(over_replicas(unit, [shard_of]))
         taken = gather(i + 1 + prefetch, now)
-        if shard > 1 and weights[unit] and (reshard or kind == BACKWARD):
+        if shard > 1 and weights[unit] and (reshard or kind == ps.BACKWARD):
             taken -= weights[unit]
             if taken <= 0.0:
-                add(_COMPUTE, COMPUTE, holds=taken)
+                add(_COMPUTE, ps.COMPUTE, holds=taken)
                 taken = 0.0
     sums += [over_replicas(unit, [shard_of, now]) for unit, shard_of in deferred]
-    add(_COMPUTE, UPDATE, seconds=workload.optimizer / shard, end=len(workload.forward), needs=sums)
+    add(_COMPUTE, ps.UPDATE, seconds=workload.optimizer / shard, end=len(workload.forward), needs=sums)
     for number, row in enumerate([row for row in rows if row.group >= 0]):
         row.number = number
     for row in rows:
-        row.name = 0 if row.kind == COMPUTE else -1
-        row.before = [len(rows) - 1 for _ in row.before]  # the update
+        row.name = 0 if row.kind == ps.COMPUTE else -1
+    for first in list(gather_of.values())[:1]:  # comes after the update of the previous step
+        rows[first].needs.append((len(rows) - 1, 1))
     return rows

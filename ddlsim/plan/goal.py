@@ -6,6 +6,7 @@ https://github.com/spcl/LogGOPSim.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,7 +35,7 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _LABEL = r"[a-zA-Z]\w*"
 _OPERATION = re.compile(
     rf"(?:(?P<label>{_LABEL})\s*:\s*)?(?:calc\s+(?P<ns>\d+)|(?P<what>send|recv)\s+(?P<size>\d+)\s*b\s+(?P<way>to|from)\s+"
-    r"(?P<peer>-?\d+)(?:\s+tag\s+(?P<tag>-?\d+))?)(?:\s+cpu\s+(?P<cpu>\d+))?(?:\s+nic\s+(?P<nic>\d+))?",
+    r"(?P<peer>-?\d+)(?:\s+tag\s+(?P<tag>-?\d+))?)(?:\s+cpu\s+(?P<cpu>\d+))?(?:\s+nic\s+(?P<nic>\d+))?"
 )
 _BRACES = re.compile(r"(?<=\{)|(?=\})|(?<=\})")
 _REQUIRES = re.compile(rf"(?P<later>{_LABEL})\s+(?P<start>i?)requires\s+(?P<sooner>{_LABEL})")
@@ -169,13 +170,10 @@ class _Blocks:
                 starts.setdefault(second, []).append(first)
         needs = {each: list(self.operations[each].needs) for firsts in starts.values() for each in firsts}
         for second, firsts in starts.items():  # operations that start with others wait for the same dependencies
-            ahead, met = list(firsts), set(firsts)
-            while ahead:
-                first = ahead.pop()
+            reached = list(dict.fromkeys(firsts))
+            for first in reached:  # grows during the loop
                 self.operations[second].needs += needs[first]
-                new = [each for each in starts.get(first, ()) if each not in met]
-                met.update(new)
-                ahead += new
+                reached += [each for each in starts.get(first, ()) if each not in reached]
 
 
 # ---------------------------------------------------------------- writing
@@ -230,9 +228,9 @@ class _Text:
 
     def __init__(self, plan: Plan, schedules: Schedules) -> None:
         self.plan, self.schedules = plan, schedules
-        self.cpu, self.messages_cpu, self._next_cpu = _cpus(plan)
+        self.cpu, self.messages_cpu, next_cpu = _cpus(plan)
         #: (rank, lane of a schedule) -> CPU that delays its sends
-        self._delays_cpu: dict[tuple[int, int], int] = {}
+        self._delay_cpu = functools.cache(lambda rank, lane: next_cpu(rank))
         #: (key, rank) of a collective -> lanes of its schedule, as rounds of sends and receives, each with its delay
         self.parts: dict[tuple[int, int], dict[int, list[list[tuple[str, int]]]]] = {}
         rows = plan.collectives[np.unique(plan.key[plan.collectives], return_index=True)[1]].tolist()
@@ -260,9 +258,8 @@ class _Text:
                     each = zip(one.src.tolist(), one.dst.tolist(), sizes.tolist(), delays, strict=True)
                     for src, dst, size, delay in each:
                         a, b = members[src], members[dst]
-                        cpus = self.messages_cpu[a], self.messages_cpu[b]
-                        now.setdefault(a, []).append((f"send {round(size)}b to {b} tag {tag} cpu {cpus[0]}", delay))
-                        now.setdefault(b, []).append((f"recv {round(size)}b from {a} tag {tag} cpu {cpus[1]}", 0))
+                        now.setdefault(a, []).append((self._message(SEND, a, b, size, tag), delay))
+                        now.setdefault(b, []).append((self._message(RECEIVE, b, a, size, tag), 0))
                         tag += 1
                     for rank, texts in now.items():
                         self.parts.setdefault((key, rank), {}).setdefault(lane, []).append(texts)
@@ -295,15 +292,17 @@ class _Text:
         needs = plan.needs_of(row)
         needs += [int(plan.previous[row])] if plan.previous[row] >= 0 else []
         after = list(dict.fromkeys(end for need in needs for end in self._ends(need)))
-        size = f"{round(float(plan.nbytes[row]))}b"
-        if kind == SEND:
-            text = f"send {size} to {plan.peer[row]} tag {plan.key[row]} cpu {self.messages_cpu[rank]}"
-        elif kind == RECEIVE:
-            text = f"recv {size} from {plan.peer[row]} tag {plan.key[row]} cpu {self.messages_cpu[rank]}"
+        if kind in (SEND, RECEIVE):
+            text = self._message(kind, rank, int(plan.peer[row]), float(plan.nbytes[row]), int(plan.key[row]))
         else:  # a collective of one rank does nothing
             text = f"calc {round(1e9 * float(plan.seconds[row]))} cpu {self.cpu[int(plan.lane[row])]}"
         lanes = self.parts.get((int(plan.key[row]), rank), {}) if kind >= ALL_REDUCE else {}
         return self._messages(rank, row, lanes, after) if lanes else [(f"l{row}", text, after)]
+
+    def _message(self, kind: int, rank: int, peer: int, nbytes: float, tag: int) -> str:
+        """Return one end of a message as text."""
+        ends = f"send {round(nbytes)}b to" if kind == SEND else f"recv {round(nbytes)}b from"
+        return f"{ends} {peer} tag {tag} cpu {self.messages_cpu[rank]}"
 
     def _messages(
         self, rank: int, row: int, lanes: dict[int, list[list[tuple[str, int]]]], after: list[str]
@@ -322,11 +321,6 @@ class _Text:
                         if own == delay:
                             yield label, text, begun
                 before = labels
-
-    def _delay_cpu(self, rank: int, lane: int) -> int:
-        if (rank, lane) not in self._delays_cpu:
-            self._delays_cpu[rank, lane] = self._next_cpu(rank)
-        return self._delays_cpu[rank, lane]
 
     def _ends(self, row: int) -> list[str]:
         """Return the labels of the operations that end a row."""

@@ -44,7 +44,7 @@ def hybrid(
 
     With LARS and LAMB, the groups combine the norms of split weights.
     """
-    each = each_rank(workloads, None, accumulation)
+    each = each_rank(workloads, None)
     steps = _Steps(each, layout, buckets, at_end or blocking, blocking, accumulation)
     return StepProgram.of(with_partial_norms(steps.plan(), each, *_split_tensors(each[0], layout)))
 
@@ -127,9 +127,9 @@ class _Steps(DraftedSteps):
     ) -> None:
         dense = replicated(each[0], layout)
         chosen = list(buckets(dense)) if len(dense.tensor_layer) else []
-        super().__init__(each, chosen, parts_of(dense, chosen) if chosen else ())
-        self.layout, self.at_end, self.blocking, self.n_batches = layout, at_end, blocking, n_batches
-        self.micro, self.passed, self.updated = 0, self.nothing(), self.nothing()
+        super().__init__(each, chosen, parts_of(dense, chosen) if chosen else (), n_batches)
+        self.layout, self.at_end, self.blocking = layout, at_end, blocking
+        self.passed, self.updated = self.nothing(), self.nothing()
         factors = {id(w): split_factors(w, layout) for w in each}
         every = range(self.n_layers)
         shares = np.array([[layout.share(i, r) * layout.ways(i) for i in every] for r in range(self.n)])
@@ -162,23 +162,12 @@ class _Steps(DraftedSteps):
     def _micro_batch(self, done: Needs) -> None:
         ends = [*self.starts[1:], self.n_layers]
         for first, end in zip(self.starts, ends, strict=True):
-            done = self._pass("forward", first, end, self._exchange(first, done))
+            done = self.add_passes("forward", first, end, self._exchange(first, done))
         needs = self._loss(done)
         for first, end in zip(reversed(self.starts), reversed(ends), strict=True):
             needs = self._back(first, end, needs)
         for layer in reversed(self.layout.split) if self.at_end and self._last else ():
             self._sum_split(layer)
-
-    # ------------------------------------------------------------ compute
-
-    def _pass(self, kind: str, first: int, end: int, needs: Needs, part: float = 1.0) -> Needs:
-        """Add a pass of all ranks through some layers, or `part` of its time; return its rows."""
-        rows = []
-        for r, times in enumerate(self.forward if kind == "forward" else self.backward):
-            seconds, kept = part * float(times[first:end].sum()), float(self.kept[r][first:end].sum())
-            batch = r * self.n_batches + self.micro
-            rows.append([self.add_pass(kind, r, (first, end), seconds, needs[r], batch, kept)])
-        return rows
 
     def _back(self, first: int, end: int, needs: Needs) -> Needs:
         """Add a backward pass from layer `end` to `first`, which sends gradients; return what the next pass needs."""
@@ -186,10 +175,10 @@ class _Steps(DraftedSteps):
         apart = self.layout.exchanges(first) and layer.input_grad and layer.n_params > 0
         for stop in self.stops(first, end, *self.layout.split, first + apart):
             if stop == first and apart:  # half of the time each, see ddlsim.workload.compute
-                inputs = self._pass("backward_input", stop, end, needs, 0.5)
-                self.passed = self._pass("backward_weight", stop, end, self.nothing(), 0.5)
+                inputs = self.add_passes("backward_input", stop, end, needs, 0.5)
+                self.passed = self.add_passes("backward_weight", stop, end, self.nothing(), 0.5)
             else:
-                inputs = self.passed = self._pass("backward", stop, end, needs)
+                inputs = self.passed = self.add_passes("backward", stop, end, needs)
             needs, end = self.nothing(), stop
             if stop == first and layer.input_grad:
                 needs = self._exchange(first, self.passed if self.blocking else inputs, back=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ddlsim.errors import ConfigError
 from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, COMPUTE, FORWARD, PUSH_PULL, REDUCE_SCATTER, Bools, Ints, Plan
-from ddlsim.plan.rows import csr, ranges
+from ddlsim.plan.rows import csr
 
 ENCODE, DECODE = "encode", "decode"
 #: collectives that sum encoded gradients
@@ -65,7 +65,7 @@ def with_codes(plan: Plan, *, decodes: bool, together: bool) -> Plan:
         raise ConfigError(
             f"plan: {plan.task(int(sums[last[sums] < 0][0]))} has no dependency whose output could be encoded"
         )
-    encoded, (waiting, came) = last[sums], _waiting(plan, sums, row, need, computing)
+    encoded, (waiting, came) = last[sums], _waiting(plan, sums, computing)
     missing = (waiting < 0) & ~((plan.queue[sums] >= 0) & (plan.step[sums] == plan.n_steps - 1))
     if decodes and missing.any():
         raise ConfigError(f"plan: {plan.task(int(sums[missing][0]))}: no task on the device of its rank depends on it")
@@ -128,33 +128,26 @@ def _before(plan: Plan, name: str, rows: Ints, seconds: float, which: Bools | bo
     return inserted(plan, (name,), rows, columns, (np.searchsorted(rows, row[same]), need[same]), needed)
 
 
-def _waiting(plan: Plan, sums: Ints, row: Ints, need: Ints, computing: Bools) -> tuple[Ints, Ints]:
+def _waiting(plan: Plan, sums: Ints, computing: Bools) -> tuple[Ints, Ints]:
     """Return the first task of its rank's device that waits for each sum, or for a later one of its lane if that has an
     order (-1: none), and the last sum that this waits for, (n_sums,) each."""
-    waits = computing[row] & np.isin(need, sums)
-    if plan.queues:  # also through an update on the stream
-        of_sum = np.isin(need, sums) & ~computing[row]
-        first_sum = np.searchsorted(row[of_sum], np.arange(len(plan) + 1))
-        counts = np.where(computing[row], np.diff(first_sum)[need], 0)
-        row = np.concatenate([row[waits], np.repeat(row, counts)])
-        need = np.concatenate([need[waits], need[of_sum][ranges(first_sum[need], counts)]])
-        first, latest = np.full(len(plan), len(plan)), np.full(len(plan), -1)
-        np.minimum.at(first, need, row)
-        np.maximum.at(latest, row, need)
-        first = np.where(first[sums] < len(plan), first[sums], -1)
-        return first, np.where(first < 0, -1, latest[first])
-    row, need, n = row[waits], need[waits], len(plan) + 1
-    order = np.argsort(plan.lane[need] * n + need, kind="stable")
-    keys = (plan.lane[need] * n + need)[order]
-    firsts = np.minimum.accumulate((plan.lane[need] * n + row)[order][::-1])[::-1]  # keys of later lanes are larger
-    at = np.minimum(np.searchsorted(keys, plan.lane[sums] * n + sums), max(len(keys) - 1, 0))
-    if not len(keys):
-        return np.full(len(sums), -1), sums
-    none = (keys[at] < plan.lane[sums] * n + sums) | (keys[at] // n != plan.lane[sums])
-    first = np.where(none, -1, firsts[at] % n)
-    latest = np.full(len(plan), -1)
-    np.maximum.at(latest, row, need)
-    return first, np.where(none, -1, latest[first])
+    is_sum, first, latest = set(sums.tolist()), dict[int, int](), dict[int, int]()
+    for row in np.unique(plan.needing[computing[plan.needing]]).tolist():
+        needs = plan.needs_of(row)
+        if plan.queues:  # also through an update on the stream
+            needs += [need for other in needs if not computing[other] for need in plan.needs_of(other)]
+        waited = [need for need in needs if need in is_sum]
+        latest[row] = max(waited, default=-1)
+        for need in waited:
+            first.setdefault(need, row)
+    of_lane: dict[int, int] = {}
+    for need in sorted(is_sum, reverse=True) if not plan.queues else ():
+        lane = int(plan.lane[need])
+        own = [rows[at] for rows, at in ((first, need), (of_lane, lane)) if at in rows]
+        if own:
+            first[need] = of_lane[lane] = min(own)
+    tasks = [first.get(need, -1) for need in sums.tolist()]
+    return np.array(tasks, dtype=np.int64), np.array([latest.get(task, -1) for task in tasks], dtype=np.int64)
 
 
 def inserted(

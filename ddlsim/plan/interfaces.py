@@ -43,19 +43,20 @@ def least_crossing(kind: str, members: Ints, is_server: Bools, *, added_up: bool
     root = (place == members[0]).astype(np.float64)
     if kind == "all_reduce":
         return Crossing(place, every, every, 2.0 * (k - 1))
-    if kind in ("reduce_scatter", "all_gather"):
-        out, into, together = share, 1.0 - share, k - 1.0
-        return Crossing(place, *((out, into) if kind == "all_gather" else (into, out)), together)
-    if kind in ("broadcast", "reduce"):
-        return Crossing(place, *((root, 1.0 - root) if kind == "broadcast" else (1.0 - root, root)), k - 1.0)
-    if kind in ("gather", "scatter"):
-        others, elsewhere = (1.0 - root) * share, root * (1.0 - share)
-        return Crossing(
-            place, *((others, elsewhere) if kind == "gather" else (elsewhere, others)), float(elsewhere.sum())
-        )
     if kind == "all_to_all":
         crossing = count * (1.0 - share)
         return Crossing(place, crossing, crossing, float(crossing.sum()))
+    one_to_all = {  # data of one place for all others: what leaves and enters places, and enters all together
+        "all_gather": (share, 1.0 - share, k - 1.0),
+        "broadcast": (root, 1.0 - root, k - 1.0),
+        "scatter": (root * (1.0 - share), (1.0 - root) * share, float((root * (1.0 - share)).sum())),
+    }
+    if kind in one_to_all:
+        return Crossing(place, *one_to_all[kind])
+    inverse = {"reduce_scatter": "all_gather", "reduce": "broadcast", "gather": "scatter"}
+    if kind in inverse:
+        into, out, together = one_to_all[inverse[kind]]
+        return Crossing(place, out, into, together)
     shard = np.bincount(which[is_server], minlength=k) / is_server.sum()
     works = np.bincount(which[~is_server], minlength=k) > 0
     elsewhere = works.sum() - works  # other places with workers
@@ -121,14 +122,8 @@ def _interfaces(cluster: Cluster, place: Ints, what: str) -> Interfaces:
     apart = source != target
     ends = np.concatenate([source[apart], target[apart]])
     twice = np.concatenate([np.flatnonzero(apart)] * 2)
-    return Interfaces(
-        what,
-        place,
-        _width(cluster, source[apart], apart, n),
-        _width(cluster, target[apart], apart, n),
-        _width(cluster, ends, twice, n),
-        cluster,
-    )
+    pairs = ((source[apart], apart), (target[apart], apart), (ends, twice))
+    return Interfaces(what, place, *(_width(cluster, own, links, n) for own, links in pairs), cluster)
 
 
 def _width(cluster: Cluster, place: Ints, links: Bools | Ints, n: int) -> Width:

@@ -142,7 +142,7 @@ def _template(workload: Workload, averages: Sequence[Average], accumulation: int
             bring(i)
     for i, own in late:
         for row in own:
-            rows[row].before = [(joined[i], averages[i].delay)]
+            rows[row].needs.append((joined[i], averages[i].delay))
     lanes = {(0, "compute"): 0}
     step = step_of(rows, lanes)
     n_steps = max([N_STEPS, *(each.delay + 2 for each in averages)])

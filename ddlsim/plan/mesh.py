@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -81,10 +80,7 @@ class Mesh:
         """Return the coordinates of a rank. Raises ConfigError for a rank outside the mesh."""
         if rank >= self.n_ranks:
             raise ConfigError(f"Mesh.coordinates: rank = {rank}: must be below {self.n_ranks}")
-        place, left = dict[Axis, int](), rank
-        for axis in self.order:
-            left, place[axis] = divmod(left, getattr(self, axis))
-        return Coordinates(**place)
+        return Coordinates(*np.argwhere(self.ranks == rank)[0].tolist())
 
     @checked
     def groups(self, axis: Axis) -> tuple[tuple[int, ...], ...]:
@@ -109,15 +105,9 @@ class Mesh:
         host = cluster.host_of[places]
         host = np.where(host >= 0, host, len(cluster.host_names) + places)
         group = getattr(self, self.order[0])
-        begins = np.flatnonzero(np.diff(host, prepend=-1))
-        ends = np.append(begins[1:], len(places))
-        whole = [
-            places[i : i + group]
-            for begin, end in zip(begins, ends, strict=True)
-            for i in range(begin, end - group + 1, group)
-        ]
-        enough = len(whole) * group >= self.n_ranks
-        return (np.concatenate(whole) if enough else places)[: self.n_ranks]
+        of_hosts = np.split(places, np.flatnonzero(np.diff(host)) + 1)
+        whole = np.concatenate([own[: len(own) // group * group] for own in of_hosts])
+        return (whole if len(whole) >= self.n_ranks else places)[: self.n_ranks]
 
     def __str__(self) -> str:
         return f"data={self.data}, pipeline={self.pipeline}, tensor={self.tensor}"
@@ -156,13 +146,11 @@ def make_mesh(
 
 def _near(n_ranks: int, wanted: Mesh) -> str:
     """Name the meshes of `n_ranks` ranks that are nearest to `wanted`."""
+
+    def distance(mesh: Mesh) -> tuple[float, ...]:
+        data, pipeline, tensor = (abs(math.log(getattr(mesh, axis) / getattr(wanted, axis))) for axis in AXES)
+        return (round(pipeline + tensor + 0.1 * data, 9), tensor, pipeline)  # the number of replicas counts least
+
     divisors = [i for i in range(1, n_ranks + 1) if n_ranks % i == 0]
-    sizes = [(n_ranks // (p * t), p, t) for t in divisors for p in divisors if n_ranks % (p * t) == 0]
-    sizes.sort(key=lambda size: _distance(size, (wanted.data, wanted.pipeline, wanted.tensor)))
-    return "; ".join(f"data={d}, pipeline={p}, tensor={t}" for d, p, t in sizes[:N_NEAR])
-
-
-def _distance(size: Sequence[int], wanted: Sequence[int]) -> tuple[float, ...]:
-    """Return how far the sizes of a mesh are from the wanted ones; the number of replicas counts least."""
-    data, pipeline, tensor = (abs(math.log(a / b)) for a, b in zip(size, wanted, strict=True))
-    return (round(pipeline + tensor + 0.1 * data, 9), tensor, pipeline)
+    meshes = [Mesh(n_ranks // (p * t), p, t) for t in divisors for p in divisors if n_ranks % (p * t) == 0]
+    return "; ".join(map(str, sorted(meshes, key=distance)[:N_NEAR]))

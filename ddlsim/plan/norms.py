@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ddlsim.errors import ConfigError
 from ddlsim.plan.inserted import inserted
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, COMPUTE, UPDATE, Lane, Plan
-from ddlsim.plan.rows import key_ends
+from ddlsim.plan.rows import key_ends, pairs
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.precision import FP32_NBYTES
 
 NORMS = "layer norms"
+_TASK = {"lane": 0, "kind": COMPUTE, "seconds": 0.0, "nbytes": 0.0, "peer": -1, "key": -1, "step": 0}
 
 
 class Together(NamedTuple):
@@ -89,65 +90,43 @@ def _with_norms(
     share      of these norms that the rank computes itself
     rounds     consecutive collectives of a `kind`: groups and their bytes
     """
-    computing = np.array([lane.name == "compute" for lane in plan.lanes])
     updates = plan.rows(UPDATE)
-    if not computing[plan.lane[updates]].all():
+    if not plan.on_device[updates].all():
         raise ConfigError(
             "norms: layers are updated one by one as their gradients arrive, so their norms are never "
             "available together; use an overlap other than 'priority', such as 'ddp'"
         )
-    of_update = np.array([w.norms / w.optimizer if w.optimizer > 0.0 else 0.0 for w in workloads])[plan.rank[updates]]
-    _, first, turn = np.unique(
-        plan.step[updates] * plan.n_ranks + plan.rank[updates], return_index=True, return_inverse=True
-    )
-    by_row = np.argsort(first)  # first update of each rank and step, in the order of the rows
-    firsts, turn = updates[first[by_row]], np.argsort(by_row)[turn.reshape(-1)]
-    rank, step, width = plan.rank[firsts], plan.step[firsts], 1 + len(rounds)
-    groups, kinds, key = list(plan.groups), np.full((len(firsts), width), COMPUTE), np.full((len(firsts), width), -1)
-    peer, nbytes = key.copy(), np.zeros(key.shape)
-    n_keys = sum(map(len, rounds))
-    number = key_ends(plan)[step + 1] + step * n_keys  # numbers after those of its step
-    for i, each in enumerate(rounds, 1):
-        for ranks, size in each:
-            if tuple(ranks) not in groups:
-                groups.append(tuple(ranks))
-            own = np.isin(rank, list(ranks))
-            kinds[own, i], nbytes[own, i], peer[own, i] = kind, size, groups.index(tuple(ranks))
-            key[own, i] = number[own]
-            number = number + 1
-    seconds = np.zeros(key.shape)
-    seconds[:, 0] = share * np.bincount(turn, weights=plan.seconds[updates] * of_update)
-    lane = np.where(kinds == COMPUTE, plan.lane[firsts][:, None], (len(plan.lanes) + rank)[:, None])
+    of_update = np.array([w.norms / w.optimizer if w.optimizer > 0.0 else 0.0 for w in workloads])[plan.rank]
+    of_ranks: dict[tuple[int, int], list[int]] = {}
+    for row in updates.tolist():
+        of_ranks.setdefault((int(plan.step[row]), int(plan.rank[row])), []).append(row)
+    groups, ends = list(plan.groups), key_ends(plan).tolist()
+    sums = [(i, tuple(ranks), size) for i, each in enumerate(rounds) for ranks, size in each]
+    tasks: list[dict[str, float]] = []
+    before, needing, needed, chain = list[int](), *(list[tuple[int, int]]() for _ in range(3))
+    for (step, rank), rows in of_ranks.items():
+        begin, seconds = len(tasks), share * sum((plan.seconds[rows] * of_update[rows]).tolist())
+        tasks.append(_TASK | {"lane": int(plan.lane[rows[0]]), "seconds": seconds, "step": step})
+        needing += [(begin, need) for row in rows for need in plan.needs_of(row)]
+        for number, (_, ranks, size) in enumerate(sums):
+            if rank in ranks:
+                if ranks not in groups:
+                    groups.append(ranks)
+                key = ends[step + 1] + step * len(sums) + number  # after those of its step
+                ends_of = {"kind": kind, "nbytes": size, "peer": groups.index(ranks), "key": key}
+                chain.append((len(tasks), len(tasks) - 1))
+                tasks.append(_TASK | {"lane": len(plan.lanes) + rank, "step": step} | ends_of)
+        before += [rows[0]] * (len(tasks) - begin)
+        needed.append((rows[0], len(tasks) - 1))
     changed = plan.seconds.copy()
-    changed[updates] *= 1.0 - of_update
-    row = plan.needing
-    waits = np.isin(row, updates)
-    there = (kinds != COMPUTE) | (np.arange(width) == 0)
-    place = np.cumsum(there.reshape(-1)).reshape(there.shape) - 1
-    chain = place[:, 1:][there[:, 1:]]
-    columns = {
-        "lane": lane[there],
-        "kind": kinds[there],
-        "seconds": seconds[there],
-        "nbytes": nbytes[there],
-        "peer": peer[there],
-        "key": key[there],
-        "step": np.repeat(step, there.sum(axis=1)),
-        "name": np.full(int(there.sum()), len(plan.names)),
-    }
+    changed[updates] *= 1.0 - of_update[updates]
     whole = dataclasses.replace(
         plan,
         lanes=(*plan.lanes, *(Lane(r, "norms") for r in range(plan.n_ranks))),
         groups=tuple(groups),
         seconds=changed,
-        key=np.where(plan.key >= 0, plan.key + plan.step * n_keys, -1),
+        key=np.where(plan.key >= 0, plan.key + plan.step * len(sums), -1),
     )
-    return inserted(
-        whole,
-        (NORMS,),
-        np.repeat(firsts, there.sum(axis=1)),
-        columns,
-        needing=(place[turn[np.searchsorted(updates, row[waits])], 0], plan.needs[waits]),
-        needed=(firsts, place.max(axis=1, where=there, initial=-1)),
-        chain=(chain, chain - 1),
-    )
+    columns: dict[str, Any] = {name: np.array([task[name] for task in tasks]) for name in _TASK}
+    columns["name"] = len(plan.names)
+    return inserted(whole, (NORMS,), np.array(before), columns, pairs(needing), pairs(needed), pairs(chain))

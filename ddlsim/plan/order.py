@@ -9,8 +9,8 @@ import numpy as np
 
 from ddlsim.errors import ConfigError
 from ddlsim.network.executor import distinct
-from ddlsim.plan.plan import BROADCAST, GATHER, PUSH_PULL, RECEIVE, REDUCE, ROOTED, SCATTER, SEND, Bools, Ints, Plan
-from ddlsim.plan.rows import csr, joined, ranges
+from ddlsim.plan.plan import BROADCAST, GATHER, PUSH_PULL, REDUCE, ROOTED, SCATTER, Bools, Ints, Plan
+from ddlsim.plan.rows import csr, joined, occurrences
 
 #: number of tasks of a cycle that an error names
 N_SHOWN = 6
@@ -44,8 +44,7 @@ class Order:
         """Rows (before, after), (n_pairs,) each: dependencies, then lanes, then messages."""
         plan = self.plan
         second = np.flatnonzero(plan.previous >= 0)
-        send, receive = plan.rows(SEND), plan.rows(RECEIVE)
-        send, receive = send[np.argsort(plan.key[send])], receive[np.argsort(plan.key[receive])]
+        send, receive = plan.messages
         before = np.concatenate([plan.needs, plan.previous[second], send])
         return before, np.concatenate([plan.needing, second, receive])
 
@@ -132,12 +131,7 @@ class Order:
         which is meaningless for lanes without an order.
         """
         plan, n = self.plan, len(self.plan)
-        ranks = plan.lane_rank
-        local = np.array([int((ranks[:i] == rank).sum()) for i, rank in enumerate(ranks)], dtype=np.int64)[plan.lane]
-        by_lane = np.argsort(plan.lane, kind="stable")
-        sizes = np.bincount(plan.lane, minlength=len(plan.lanes))
-        place = np.empty(n, dtype=np.int64)
-        place[by_lane] = ranges(0 * sizes, sizes)
+        local, place = occurrences(plan.lane_rank)[plan.lane], occurrences(plan.lane)
         before, after = self.pairs
         inside = plan.rank[before] == plan.rank[after]
         before, after = before[inside], after[inside]

@@ -81,8 +81,7 @@ def pipeline(
         raise ConfigError("pipeline: p2p = 'in turns': needs order '1f1b' and one chunk per stage; use 'exchange'")
     tie = tie_between(chunks)
     blocks = Blocks(chunks, table, buckets, mesh.data, recompute=recompute, sharded=sharded, tie=tie)
-    first, later = blocks.steps(p2p)
-    return in_replicas(blocks.template([first, *[later] * (N_STEPS - 1)]), mesh, (1, micro_batches, 0))
+    return in_replicas(blocks.template([blocks.step(p2p)] * N_STEPS), mesh, (1, micro_batches, 0))
 
 
 def in_replicas(template: Plan, mesh: Mesh, batches: tuple[int, int, int]) -> StepProgram:

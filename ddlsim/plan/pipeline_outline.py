@@ -14,28 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ddlsim.plan import plan as ps
 from ddlsim.plan.chunks import Chunk, crossing_nbytes
 from ddlsim.plan.mesh import Mesh
 from ddlsim.plan.pipeline import in_replicas
 from ddlsim.plan.pipeline_orders import PassOrder, pass_order
 from ddlsim.plan.pipeline_steps import Blocks, Tie, tie_of
-from ddlsim.plan.plan import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    BACKWARD,
-    BACKWARD_INPUT,
-    BACKWARD_WEIGHT,
-    COMPUTE,
-    FORWARD,
-    RECEIVE,
-    REDUCE_SCATTER,
-    SEND,
-    UPDATE,
-    Bools,
-    Floats,
-    Ints,
-    Plan,
-)
+from ddlsim.plan.plan import Bools, Floats, Ints, Plan
 from ddlsim.plan.program import StepProgram
 from ddlsim.plan.rows import csr, ranges
 from ddlsim.plan.tensor_ranks import Seconds
@@ -85,7 +70,7 @@ def costs_of(workload: Workload, cuts: Sequence[int], tensor: int = 1, gather: S
     )
     enters = crossing_nbytes(workload)[first]
     if gather is not None and tensor > 1:
-        seconds = np.array([gather(ALL_GATHER, each) for each in enters[1:].tolist()])
+        seconds = np.array([gather(ps.ALL_GATHER, each) for each in enters[1:].tolist()])
         forward[1:] += seconds
         backward[:-1] += seconds
     enters[1:] /= tensor
@@ -118,8 +103,8 @@ def outlined(outline: Outline, costs: Costs) -> StepProgram:
     columns = {"seconds": seconds[template.seconds], "nbytes": nbytes[template.nbytes]}
     if not (costs.gradient > 0.0).all():  # chunks without weights are not updated
         plan = template.program.template
-        idle = (plan.kind == UPDATE) & (costs.gradient + costs.update == 0.0)[template.chunk]
-        columns["kind"] = np.where(idle, COMPUTE, plan.kind)
+        idle = (plan.kind == ps.UPDATE) & (costs.gradient + costs.update == 0.0)[template.chunk]
+        columns["kind"] = np.where(idle, ps.COMPUTE, plan.kind)
     program = template.program.with_columns(**columns)
     batches = (1, outline.micro_batches, 0)
     replicated = in_replicas(program.template, Mesh(outline.mesh.data, outline.mesh.pipeline), batches)
@@ -139,7 +124,7 @@ def activations_held(outline: Outline, chunks: Sequence[Chunk]) -> Floats:
     plan, chunk = template.program.template, template.chunk
     given = stored + kept if outline.recompute else stored
     holds = np.select(
-        [plan.kind == FORWARD, plan.name >= 0, np.isin(plan.kind, (BACKWARD, BACKWARD_WEIGHT))],
+        [plan.kind == ps.FORWARD, plan.name >= 0, np.isin(plan.kind, (ps.BACKWARD, ps.BACKWARD_WEIGHT))],
         [kept[chunk], stored[chunk], -given[chunk]],
     )
     return template.program.with_columns(holds=holds).peak_memory()
@@ -168,21 +153,21 @@ def _written(outline: Outline, tied: bool) -> _Template:
     chunks = [Chunk(i, i + 1, _unit(), 1.0) for i in range(n)]
     tie = Tie(0, n - 1, 0.5) if tied else None
     blocks = Blocks(chunks, order, one_bucket, mesh.data, recompute=outline.recompute, sharded=False, tie=tie)
-    plan = blocks.template(blocks.steps(outline.p2p))
-    chunk = np.where(plan.name >= 0, np.append(plan.first[1:], 0), plan.first)  # recomputed forward, then backward
+    plan = blocks.template([blocks.step(outline.p2p)] * 2)
+    chunk = plan.first
     part = np.array([[part.first, part.tied >= 0] for part in plan.parts] or [[0, 0]], dtype=np.int64)
     code = np.full(len(plan), -1)
-    for i, kind in enumerate((FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, UPDATE)):
+    for i, kind in enumerate((ps.FORWARD, ps.BACKWARD, ps.BACKWARD_INPUT, ps.BACKWARD_WEIGHT, ps.UPDATE)):
         code[plan.kind == kind] = i
     code[plan.name >= 0] = 0
-    sums = plan.kind == ALL_REDUCE
+    sums = plan.kind == ps.ALL_REDUCE
     seconds = np.where(code >= 0, 1 + code * n + chunk, 0)
-    nbytes = np.where(np.isin(plan.kind, (SEND, RECEIVE)), 1 + chunk, 0)
+    nbytes = np.where(np.isin(plan.kind, (ps.SEND, ps.RECEIVE)), 1 + chunk, 0)
     nbytes = np.where(sums, np.where(part[plan.part, 1] > 0, 1 + 2 * n, 1 + n + part[plan.part, 0]), nbytes)
     columns: dict[str, Ints] = {}
     if outline.sharded:
         alone = np.array([len(group) == 1 for group in plan.groups] or [False])
-        columns["kind"] = np.where(sums & alone[np.where(sums, plan.peer, 0)], REDUCE_SCATTER, plan.kind)
+        columns["kind"] = np.where(sums & alone[np.where(sums, plan.peer, 0)], ps.REDUCE_SCATTER, plan.kind)
     if outline.overlap:
         columns |= _beside(plan, sums & (part[plan.part, 1] == 0))
     return _Template(in_replicas(plan.with_columns(**columns), mesh, (1, 0, 0)), chunk, seconds, nbytes)
@@ -196,7 +181,7 @@ _known, _latest = (functools.lru_cache(maxsize=n)(_written) for n in (8, 1))
 def _beside(plan: Plan, sums: Bools) -> dict[str, Ints]:
     """Return the dependencies of a plan whose sums overlap the pass that they need: they start when that pass does."""
     row, need = plan.needing, plan.needs
-    earlier = sums[row] & (plan.kind[need] < SEND)
+    earlier = sums[row] & (plan.kind[need] < ps.SEND)
     sum_of, of_pass = row[earlier], need[earlier]
     before, counts = plan.previous[of_pass], np.diff(plan.need_offsets)[of_pass]
     at = ranges(plan.need_offsets[of_pass], counts)

@@ -11,27 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ddlsim.plan import plan as ps
 from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.data_parallel import parts_of
-from ddlsim.plan.pipeline_orders import KINDS, Pass, PassOrder
-from ddlsim.plan.plan import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    BACKWARD,
-    BACKWARD_INPUT,
-    BACKWARD_WEIGHT,
-    COMPUTE,
-    FORWARD,
-    RECEIVE,
-    REDUCE_SCATTER,
-    SEND,
-    UPDATE,
-    Ints,
-    Part,
-    Plan,
-)
+from ddlsim.plan.pipeline_orders import Pass, PassOrder
+from ddlsim.plan.plan import Ints, Part, Plan
 from ddlsim.plan.program import Row, Step, step_of, template_of
-from ddlsim.plan.rows import pairs, ranges
+from ddlsim.plan.rows import ranges
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
 
@@ -45,10 +31,7 @@ class Tie(NamedTuple):
 
 
 def tie_between(chunks: Sequence[Chunk]) -> Tie | None:
-    """Return the word embedding that the output layer of another chunk uses too, if there is one.
-
-    If both layers are in the same chunk, their common gradient is an ordinary tensor of that chunk.
-    """
+    """Return the word embedding that the output layer of another chunk uses too, if there is one."""
     return tie_of(chunks) if len(chunks) > 1 else None
 
 
@@ -87,8 +70,6 @@ class Template:
         self.n_layers = chunks[-1].end
         placed, first = np.unique(order.chunk, return_index=True)
         self.stage_of = dict(zip(placed.tolist(), order.rank[first].tolist(), strict=True))
-        apart = order.kind == KINDS.index("W")
-        self.apart = set(zip(order.chunk[apart].tolist(), order.micro[apart].tolist(), strict=True))
         self.rows: list[Row] = []
         self.groups: list[tuple[int, ...]] = []
         self.parts: list[Part] = []
@@ -140,24 +121,25 @@ class Template:
     def _forward(self, stage: int, each: Pass) -> None:
         chunk = self.chunks[each.chunk]
         holds = chunk.enters if self.recompute else float(chunk.stored.sum())
-        row = self._work(stage, FORWARD, chunk.workload.forward_time, each, holds)
+        row = self._work(stage, ps.FORWARD, chunk.workload.forward_time, each, holds)
         self.passes.append((row, each))
         if each.chunk < len(self.chunks) - 1:
             self._message(row, Pass("F", each.chunk + 1, each.micro), self.chunks[each.chunk + 1])
 
-    def _backward(self, stage: int, each: Pass, last: bool) -> None:
-        """Add a backward pass; during the `last` one of a chunk, its gradients are sent."""
+    def _backward(self, stage: int, each: Pass, *, last: bool, split: bool = False) -> None:
+        """Add a backward pass, `split` from that for the weights; during the `last` one of a chunk, its gradients are
+        sent."""
         chunk = self.chunks[each.chunk]
-        split = (each.chunk, each.micro) in self.apart
         at = len(self.rows)
         if each.kind == "B" and self.recompute:
             held = float(chunk.stored.sum())
-            self._add(Row(stage, "compute", COMPUTE, chunk.workload.forward_time, holds=held, name=0))
+            seconds, layers = chunk.workload.forward_time, (chunk.first, chunk.end)
+            self._add(Row(stage, "compute", ps.COMPUTE, seconds, 0.0, -1, *layers, holds=held, name=0))
         if each.kind == "B":
             self.passes.append((at, each))
         if split and each.kind == "B":
             seconds = float((chunk.workload.backward - chunk.weight_seconds).sum())
-            row = self._work(stage, BACKWARD_INPUT, seconds, each, 0.0)
+            row = self._work(stage, ps.BACKWARD_INPUT, seconds, each, 0.0)
         else:
             row = self._gradients(stage, each, split, last)
         if each.kind == "B" and each.chunk > 0:
@@ -166,7 +148,7 @@ class Template:
     def _gradients(self, stage: int, each: Pass, split: bool, last: bool) -> int:
         """Add the backward pass for a chunk's weights, split where buckets are ready; return its last row."""
         chunk = self.chunks[each.chunk]
-        kind, seconds = (BACKWARD_WEIGHT, chunk.weight_seconds) if split else (BACKWARD, chunk.workload.backward)
+        kind, seconds = (ps.BACKWARD_WEIGHT, chunk.weight_seconds) if split else (ps.BACKWARD, chunk.workload.backward)
         buckets = self.buckets[each.chunk] if last else ()
         ready = sorted({bucket.ready_layer for bucket in buckets} | {0}, reverse=True)
         end, row = len(seconds), -1
@@ -195,12 +177,12 @@ class Template:
             self.arrivals[to] = row
             return
         way, n = "forward" if to.kind == "F" else "backward", len(self.order)
-        for stage, peer, kind, side in ((here, there, SEND, "to"), (there, here, RECEIVE, "from")):
+        for stage, peer, kind, side in ((here, there, ps.SEND, "to"), (there, here, ps.RECEIVE, "from")):
             name = {1: "next", n - 1: "previous"}.get((peer - stage) % n, f"stage {peer}")
             if n == 2:
                 name = "the other"
             self._add(Row(stage, f"{way} {side} {name}", kind, 0.0, cut.enters, to.micro, cut.first, cut.first, to=peer,
-                          number=self.n_alone, needs=[row] if kind == SEND else []))  # fmt: skip
+                          number=self.n_alone, needs=[row] if kind == ps.SEND else []))  # fmt: skip
         self.arrivals[to] = len(self.rows) - 1
         self.n_alone += 1
 
@@ -225,7 +207,7 @@ class Template:
         """Add the sum over a stage's replicas, if there are several, after a row; return the row with the result."""
         if self.replicas == 1:
             return row
-        kind = REDUCE_SCATTER if self.sharded else ALL_REDUCE
+        kind = ps.REDUCE_SCATTER if self.sharded else ps.ALL_REDUCE
         return self._collective(kind, stage, (stage,), part, [row])
 
     def _collective(
@@ -243,17 +225,16 @@ class Template:
     def _updates(self, stage: int, tied: tuple[int, int] | None) -> dict[int, int]:
         """Update a stage's chunks, given (part, row with the sum) of tied weights; return the row of each chunk's
         update."""
-        mine = [chunk for chunk in sorted(self.stage_of) if self.stage_of[chunk] == stage]
         share = self.replicas if self.sharded else 1
         updates = {}
-        for chunk in mine:
+        for chunk in (chunk for chunk in sorted(self.stage_of) if self.stage_of[chunk] == stage):
             piece = self.chunks[chunk]
             sums = list(self.sums.get(chunk, []))
             if tied is not None and chunk in (0, len(self.chunks) - 1):
                 sums.append(tied[1])
             if sums:
                 seconds = piece.workload.optimizer / share
-                row = Row(stage, "compute", UPDATE, seconds, first=piece.first, end=piece.end, needs=sums)
+                row = Row(stage, "compute", ps.UPDATE, seconds, first=piece.first, end=piece.end, needs=sums)
                 updates[chunk] = self._add(row)
         return updates
 
@@ -271,8 +252,8 @@ class _Block(NamedTuple):
 class Blocks(Template):
     """The rows of steps in which the update follows the passes of all micro-batches."""
 
-    def steps(self, p2p: str) -> tuple[Step, Step]:
-        """Return the first step and a further one."""
+    def step(self, p2p: str) -> Step:
+        """Return the rows of a step."""
         order, (blocks, which) = self.order, self._different()
         sizes = np.array([block.end - block.begin for block in blocks], dtype=np.int64)[which]
         offset = np.cumsum(sizes) - sizes
@@ -284,29 +265,28 @@ class Blocks(Template):
         n_made, self.n_before = len(self.rows), n - len(self.rows)
         self.sums = {chunk: place[rows].tolist() for chunk, rows in self.sums.items()}
         micro = np.repeat(order.micro, sizes)
-        sends = np.array([row.kind == SEND for row in self.rows])[made]
-        carries = np.array([row.kind in (SEND, RECEIVE) for row in self.rows])[made]
+        sends = np.array([row.kind == ps.SEND for row in self.rows])[made]
+        carries = np.array([row.kind in (ps.SEND, ps.RECEIVE) for row in self.rows])[made]
         self.n_alone = int(sends.sum())
         numbers = np.cumsum(sends) - 1  # a message is received by the row after its send
         needs = [_copied(self.rows, made), *_between(blocks, which, order, offset, len(self.chunks), p2p)]
         ends = np.append(offset, n)[order.offsets[1:]]
         compute = np.flatnonzero(np.array([row.lane == "compute" for row in self.rows])[made])
         latest = compute[np.searchsorted(compute, ends) - 1].tolist()
-        tied, before = self._tied_sums(latest), list[tuple[int, int]]()
+        tied, before = self._tied_sums(latest), list[tuple[int, int, int]]()
         for stage, first in enumerate(offset[order.offsets[:-1]].tolist()):
-            before += [(first, row) for row in self._end_stage(stage, tied.get(stage))]
+            before += [(first, row, 1) for row in self._end_stage(stage, tied.get(stage))]
         copied = np.concatenate([made, np.arange(n_made, len(self.rows))])
         column = {name: each[copied] for name, each in step_of(self.rows, self.lanes).columns.items()}
         column["micro"][:n] = np.where(column["micro"][:n] >= 0, micro, -1)
         column["number"][:n] = np.where(carries, numbers, column["number"][:n])
         shared = np.array([len(stages) == 1 for stages in self.groups] + [False])[column["group"]]
         column["number"] += np.where(shared, self.n_alone, 0)
-        needs.append(
-            pairs([(self.n_before + i, need) for i in range(n_made, len(self.rows)) for need in self.rows[i].needs])
-        )
-        rows, needed = (np.concatenate(each) for each in zip(*needs, strict=True))
-        row, need = pairs(before)
-        return Step(column, (rows, needed)), Step(column, (rows, needed), (row, need, np.ones_like(row)))
+        after = [(self.n_before + i, need, 0) for i in range(n_made, len(self.rows)) for need in self.rows[i].needs]
+        needs = [(row, need, 0 * row) for row, need in needs]
+        needs.append(tuple(np.array([*after, *before], dtype=np.int64).reshape(-1, 3).T))
+        row, need, back = (np.concatenate(each) for each in zip(*needs, strict=True))
+        return Step(column, (row, need, back))
 
     n_before = 0  # number of copied rows minus that of the rows built
 
@@ -315,31 +295,27 @@ class Blocks(Template):
 
     def _different(self) -> tuple[list[_Block], Ints]:
         """Build the rows of all distinct passes; return them, and the index of each pass among them."""
-        order = self.order
+        order, n = self.order, len(self.chunks)
         stage, kind, chunk, micro = order.rank, order.kind, order.chunk, order.micro
-        split = chunk * (int(micro.max()) + 1) + micro
-        apart = np.isin(split, split[kind == 2])
-        ends = np.flatnonzero((kind == 2) | ((kind == 1) & ~apart))
-        at = np.full(len(self.chunks), -1)
+        of_micro = chunk * (int(micro.max()) + 1) + micro
+        split = np.isin(of_micro, of_micro[kind == 2])
+        ends = np.flatnonzero((kind == 2) | ((kind == 1) & ~split))
+        at = np.full(n, -1)
         np.maximum.at(at, chunk[ends], ends)
-        last = np.zeros(len(stage), dtype=np.bool_)
-        last[at[at >= 0]] = True
-        code = ((kind * len(self.chunks) + chunk) * 2 + apart) * 2 + last
-        first = np.full(12 * len(self.chunks), -1)
-        first[code[::-1]] = np.arange(len(code))[::-1]
-        first = np.sort(first[first >= 0])
-        block = np.empty(12 * len(self.chunks), dtype=np.int64)
-        block[code[first]] = np.arange(len(first))
-        made = [self._block(int(stage[i]), order.at(i), bool(last[i])) for i in first.tolist()]
-        return made, block[code]
+        last = np.isin(np.arange(len(stage)), at)
+        code = ((kind * n + chunk) * 2 + split) * 2 + last
+        _, first, which = np.unique(code, return_index=True, return_inverse=True)
+        turn = np.argsort(first)
+        made = [self._block(int(stage[i]), order.at(i), bool(last[i]), bool(split[i])) for i in first[turn].tolist()]
+        return made, np.argsort(turn)[which.reshape(-1)]
 
-    def _block(self, stage: int, each: Pass, last: bool) -> _Block:
+    def _block(self, stage: int, each: Pass, last: bool, split: bool) -> _Block:
         begin = len(self.rows)
         if each.kind == "F":
             self._forward(stage, each)
         else:
-            self._backward(stage, each, last)
-        sends = next((i for i in range(begin, len(self.rows)) if self.rows[i].kind == SEND), -1)
+            self._backward(stage, each, last=last, split=split)
+        sends = next((i for i in range(begin, len(self.rows)) if self.rows[i].kind == ps.SEND), -1)
         to = Pass(each.kind, each.chunk + (1 if each.kind == "F" else -1), each.micro)
         return _Block(begin, len(self.rows), sends, self.arrivals.get(to, -1))
 
@@ -359,7 +335,7 @@ class Blocks(Template):
         if len(stages) == 2:
             number = None
             for stage in stages:
-                sums[stage] = self._collective(ALL_REDUCE, stage, tuple(stages), part, [sums[stage]], number)
+                sums[stage] = self._collective(ps.ALL_REDUCE, stage, tuple(stages), part, [sums[stage]], number)
                 number = self.rows[-1].number
         return {stage: (part, row) for stage, row in sums.items()}
 
@@ -369,17 +345,10 @@ class Blocks(Template):
         updates = self._updates(stage, tied)
         if not self.sharded:
             return []
-        gathers = []
-        if tied is not None and 0 in updates:  # the first layer needs them first
-            gathers.append(self._collective(ALL_GATHER, stage, (stage,), tied[0], list(updates.values())))
-        gathers += [
-            self._collective(ALL_GATHER, stage, (stage,), part, [row])
-            for chunk, row in updates.items()
-            for part in reversed(self.parts_of.get(chunk, []))
-        ]
-        if tied is not None and 0 not in updates:
-            gathers.append(self._collective(ALL_GATHER, stage, (stage,), tied[0], list(updates.values())))
-        return gathers
+        parts = [(part, [row]) for chunk, row in updates.items() for part in reversed(self.parts_of.get(chunk, []))]
+        if tied is not None:  # the first layer needs them first
+            parts.insert(0 if 0 in updates else len(parts), (tied[0], list(updates.values())))
+        return [self._collective(ps.ALL_GATHER, stage, (stage,), part, needs) for part, needs in parts]
 
 
 def _copied(rows: Sequence[Row], made: Ints) -> tuple[Ints, Ints]:

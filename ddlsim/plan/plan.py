@@ -13,6 +13,7 @@ import bisect
 import copy
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlsim.errors import ConfigError
+from ddlsim.readable import count
+from ddlsim.text_tables import aligned
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -52,6 +55,8 @@ KINDS = (
     FORWARD, BACKWARD, UPDATE, COMPUTE, BACKWARD_INPUT, BACKWARD_WEIGHT, SEND, RECEIVE,
     ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, REDUCE, GATHER, SCATTER, ALL_TO_ALL, PUSH_PULL,
 ) = range(len(KINDS))  # fmt: skip
+#: rows of a plan's table that are printed, and columns of that that contain words
+_N_ROWS, _LEFT = 24, (1, 2)
 #: collectives from or to the first member of their group, which the other members need not wait for
 ROOTED = (BROADCAST, REDUCE, GATHER, SCATTER)
 
@@ -193,8 +198,8 @@ class Plan:
     batch         passes, and other work on a micro-batch: its number among those of all ranks; messages: that of the
                   tensors that they carry over a cut between layers; all-gathers of sharded weights: that of the pass
                   that they are for; others: -1
-    first, end    passes, update: the layers `first` to `end` - 1; messages with a micro-batch: both are the layer after
-                  the cut; others: 0 and 0
+    first, end    passes (also recomputed ones), update: the layers `first` to `end` - 1; messages with a micro-batch:
+                  both are the layer after the cut; others: 0 and 0
     part          collective: the gradients that it sums, or whose updated weights it distributes; -1 if none
     holds         bytes of memory that the rank allocates at the start of the task (above 0) or frees at its end (below
                   0)
@@ -295,32 +300,15 @@ class Plan:
         """Return whether another plan has the same tasks."""
         if not isinstance(other, Plan):
             return NotImplemented
-        names = [field.name for field in dataclasses.fields(self)]
-        arrays = (*COLUMNS, "need_offsets", "needs")
-        return all(
-            np.array_equal(getattr(self, name), getattr(other, name))
-            if name in arrays
-            else getattr(self, name) == getattr(other, name)
-            for name in names
-        )
+        fields = [field.name for field in dataclasses.fields(self)]
+        pairs = ((getattr(self, name), getattr(other, name)) for name in fields)
+        return all(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in pairs)
 
     def __hash__(self) -> int:
         return hash((self.lanes, self.groups, self.parts, len(self)))
 
     def __repr__(self) -> str:
         return f"<Plan: {len(self)} tasks on {len(self.lanes)} lanes of {self.n_ranks} ranks, {self.n_steps} steps>"
-
-    def __str__(self) -> str:
-        from ddlsim.plan.text import table
-
-        return table(self)
-
-    def _repr_html_(self) -> str:
-        from ddlsim.notebook import grid, lines, page
-        from ddlsim.plan.text import LEFT, cells, more, summary
-
-        title, lanes = summary(self)
-        return page(title, lines([lanes]), grid(cells(self), LEFT), lines(more(self)))
 
     # ------------------------------------------------------------ what follows from the columns
 
@@ -382,11 +370,74 @@ class Plan:
         """Rows of collectives, in order."""
         return np.flatnonzero(self.kind >= ALL_REDUCE)
 
-    def task(self, row: int) -> str:
-        """Return a description of a row."""
-        from ddlsim.plan.text import task
+    @cached_property
+    def messages(self) -> tuple[Ints, Ints]:
+        """Rows of sends and of receives, sorted by key: the i-th send belongs to the i-th receive."""
+        send, receive = (
+            rows[np.argsort(self.key[rows], kind="stable")] for rows in (self.rows(SEND), self.rows(RECEIVE))
+        )
+        return send, receive
 
-        return task(self, row)
+    # ------------------------------------------------------------ as text
+
+    def _what(self, row: int) -> str:
+        """Return a description of a task: "backward of layers 3..7, batch 0, step 2"."""
+        kind, name = int(self.kind[row]), int(self.name[row])
+        text = self.names[name] if name >= 0 else KINDS[kind].replace("_", "-")
+        passes = kind in (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
+        if passes or kind == UPDATE:
+            first, last = int(self.first[row]), int(self.end[row]) - 1
+            text += f" of layer {first}" if first == last else f" of layers {first}..{last}"
+        if kind in (SEND, RECEIVE):
+            text += f" {'to' if kind == SEND else 'from'} rank {self.peer[row]}"
+            if self.batch[row] >= 0:
+                text += f" over the cut before layer {self.first[row]}"
+        gathers = kind >= ALL_REDUCE and self.part[row] >= 0
+        text += f" of part {self.part[row]}" if gathers else ""
+        if passes or (self.batch[row] >= 0 and (gathers or kind in (SEND, RECEIVE))):
+            text += f", batch {self.batch[row]}"
+        return f"{text}, step {self.step[row]}"
+
+    def task(self, row: int) -> str:
+        """Return a description of a task, with its row and lane."""
+        lane = self.lanes[self.lane[row]]
+        return f"row {row} (rank {lane.rank} {lane.name}: {self._what(row)})"
+
+    def __str__(self) -> str:
+        return "\n".join([*self._summary(), "", *aligned(self._cells(), _LEFT), *self._more()])
+
+    def _repr_html_(self) -> str:
+        from ddlsim.notebook import grid, lines, page
+
+        title, lanes = self._summary()
+        return page(title, lines([lanes]), grid(self._cells(), _LEFT), lines(self._more()))
+
+    def _cells(self) -> list[list[str]]:
+        """Return the first rows as cells, below a header; the columns :data:`_LEFT` contain words."""
+        cells = [["row", "lane", "task", "ms", "MB", "needs", "holds MB"]]
+        for row in range(min(_N_ROWS, len(self))):
+            lane, needs = self.lanes[self.lane[row]], self.needs_of(row)
+            shown = " ".join(map(str, needs[:4])) + (f" +{len(needs) - 4}" if len(needs) > 4 else "")
+            numbers = 1e3 * self.seconds[row], self.nbytes[row] / 1e6, self.holds[row] / 1e6
+            seconds, nbytes, holds = ("" if value == 0.0 else f"{value:.4g}" for value in numbers)
+            cells.append([str(row), f"{lane.rank} {lane.name}", self._what(row), seconds, nbytes, shown, holds])
+        return cells
+
+    def _more(self) -> list[str]:
+        """Return a line about the rows that are not shown, if any, and the notes."""
+        rest = [f"... and {len(self) - _N_ROWS} more"] if len(self) > _N_ROWS else []
+        return [*rest, *(f"note: {note}" for note in self.notes)]
+
+    def _summary(self) -> tuple[str, str]:
+        """Return the totals of a plan in two lines: its tasks and its lanes."""
+        kinds = Counter(KINDS[kind].replace("_", "-") for kind in sorted(self.kind.tolist()))
+        lanes = Counter[str]()
+        for lane, n in zip(self.lanes, np.bincount(self.lane, minlength=len(self.lanes)).tolist(), strict=True):
+            lanes[lane.name] += n
+        tasks = ", ".join(f"{n} {name}" for name, n in kinds.items()) or "nothing"
+        ranks, steps = count(self.n_ranks, "rank"), count(self.n_steps, "step")
+        on = ", ".join(f"{n} on {name!r}" for name, n in lanes.items()) or "none"
+        return f"{count(len(self), 'task')} of {ranks} in {steps}: {tasks}", f"lanes: {on}"
 
     # ------------------------------------------------------------ what can be done with it
 

@@ -21,7 +21,7 @@ from ddlsim.plan.bounds import Bound, Carriers, Copies, StepGraph, of_steps, pea
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, RECEIVE, SEND, Bools, Chosen, Every, Floats, Ints, Lane, Part, Plan
 from ddlsim.plan.queues import Queue
-from ddlsim.plan.rows import csr, pairs, ranges
+from ddlsim.plan.rows import csr, ranges
 from ddlsim.workload.compute import Workload
 
 #: Steps that can be in flight. If no rank updates before all have contributed, a third step begins only after all ranks
@@ -85,15 +85,14 @@ class StepProgram:
         batches    micro-batches per rank and step
         families   for each group of the template, the groups of ranks; None: one group of all ranks
         """
-        n = len(workloads)
+        n, families = len(workloads), families or [[range(len(workloads))]]
         different = {id(workload): workload for workload in workloads}
         number = {key: i for i, key in enumerate(different)}
-        groups = [tuple(group) for family in families or [[range(n)]] for group in family]
-        of, begin = np.zeros((n, len(families or [0])), dtype=np.int64), 0
-        for i, family in enumerate(families or [[range(n)]]):
-            for at, group in enumerate(family, begin):
-                of[list(group), i] = at
-            begin += len(family)
+        groups, of = list[tuple[int, ...]](), np.zeros((n, len(families)), dtype=np.int64)
+        for i, family in enumerate(families):
+            for group in family:
+                of[list(group), i] = len(groups)
+                groups.append(tuple(group))
         return cls(
             templates=tuple(make(workload) for workload in different.values()),
             ranks=np.arange(n)[:, None],
@@ -209,23 +208,10 @@ class StepProgram:
             raise ConfigError(f"plan: steps = {steps!r}: must be a positive integer")
         template, every = self.template, LiveSteps(self, steps - 1, repeat=False)
         parts = [self._unrolled(every, step) for step in range(steps)]
-        column = {name: np.concatenate([part[name].ravel() for part in parts]) for name in parts[0]}
+        column: dict[str, Any] = {name: np.concatenate([part[name].ravel() for part in parts]) for name in parts[0]}
         lanes = (Lane(int(own[lane.rank]), lane.name, lane.queue) for own in self.ranks for lane in template.lanes)
-        return Plan(
-            lanes=tuple(lanes),
-            queues=template.queues,
-            groups=self.groups,
-            parts=template.parts,
-            names=template.names,
-            n_layers=template.n_layers,
-            servers=template.servers,
-            delays=template.delays,
-            cycles=template.cycles,
-            tensor=template.tensor,
-            notes=template.notes,
-            need_offsets=np.append(0, np.cumsum(column.pop("counts"))),
-            **column,
-        )
+        offsets = np.append(0, np.cumsum(column.pop("counts")))
+        return dataclasses.replace(template, lanes=tuple(lanes), groups=self.groups, need_offsets=offsets, **column)
 
     def _unrolled(self, every: LiveSteps, step: int) -> dict[str, npt.NDArray[Any]]:
         """Return the columns of a step, (n_copies, n) each, the number of each row's dependencies, and those."""
@@ -326,21 +312,16 @@ class StepProgram:
     def _check_alike(self, every: TaskTable) -> None:
         """Raise ConfigError unless the template's last step equals the second."""
         template, last = self.template, self.template.n_steps - 1
-        first, _, _ = self._keys
+        columns = [getattr(template, name) for name in ("lane", "kind", "peer", "part", "nbytes", "every")]
+        columns += [self._keys[0], *(one.seconds for one in self.templates)]
 
         def shape(step: int) -> list[npt.NDArray[Any]]:
-            columns_of = [template.lane, template.kind, template.peer, template.part, template.nbytes, template.every]
-            return [each[self.rows(step)] for each in (*columns_of, first, *(one.seconds for one in self.templates))]
-
-        def inside(step: int) -> list[Ints]:
-            own = every.tasks[self.rows(step)]
+            rows, own = self.rows(step), every.tasks[self.rows(step)]
             after = every.following[own["first"][0] : own["last"][-1]]
             row, same = np.repeat(np.arange(len(own)), own["last"] - own["first"]), template.step[after] == step
-            return [row[same], after[same] - self.rows(step).start]
+            return [*(each[rows] for each in columns), row[same], after[same] - rows.start]
 
-        if last < N_STEPS - 1 or not all(
-            np.array_equal(a, b) for of in (shape, inside) for a, b in zip(of(1), of(last), strict=True)
-        ):
+        if last < N_STEPS - 1 or not all(map(np.array_equal, shape(1), shape(last))):
             raise ConfigError(
                 "plan: the steps after the first one differ, so the step program cannot repeat them; all "
                 "these steps must have the same keys and rows in the same order"
@@ -355,25 +336,15 @@ def _taking_place(plan: Plan) -> Plan:
         left_out |= (plan.every == number) & steps[plan.step]
     if not left_out.any():
         return dataclasses.replace(plan, cycles=(), every=np.zeros(len(plan), dtype=np.int64)) if plan.cycles else plan
-    place = np.cumsum(~left_out) - 1
-    offsets, needs, previous = plan.need_offsets.tolist(), plan.needs.tolist(), plan.previous.tolist()
-    instead: dict[int, list[int]] = {}
-
-    def needed(row: int) -> list[int]:
-        own = needs[offsets[row] : offsets[row + 1]]
-        kept: dict[int, None] = {}
-        for need in own:
-            kept |= dict.fromkeys(instead[need] if left_out[need] else [int(place[need])])
-        return list(kept)
-
-    lists = []
+    place, previous = (np.cumsum(~left_out) - 1).tolist(), plan.previous.tolist()
+    lists, instead = list[list[int]](), dict[int, list[int]]()  # instead of the rows that are left out
     for row in range(len(plan)):
+        before = [*plan.needs_of(row), *([previous[row]] if left_out[row] and previous[row] >= 0 else ())]
+        needed = list(dict.fromkeys(new for need in before for new in instead.get(need, [place[need]])))
         if left_out[row]:
-            before = previous[row]
-            lane = [] if before < 0 else instead[before] if left_out[before] else [int(place[before])]
-            instead[row] = list(dict.fromkeys([*needed(row), *lane]))
+            instead[row] = needed
         else:
-            lists.append(needed(row))
+            lists.append(needed)
     keys = np.unique(plan.key[~left_out & (plan.key >= 0)])
     column: dict[str, Any] = {name: getattr(plan, name)[~left_out] for name in COLUMNS}
     column["key"] = np.where(column["key"] >= 0, np.searchsorted(keys, column["key"]), -1)
@@ -613,8 +584,7 @@ class Row:
     to      message: the place at the other end
     group   collective: the template's group
     number  of the message or collective within the step
-    needs   rows of the same step
-    before  rows of the previous step, or (row, number of steps back)
+    needs   rows of the same step, or (row, number of steps back)
     every   as in a plan
     """
 
@@ -632,31 +602,21 @@ class Row:
     group: int = -1
     number: int = -1
     name: int = -1
-    needs: list[int] = field(default_factory=list)
-    before: Sequence[int | tuple[int, int]] = ()
+    needs: list[int | tuple[int, int]] = field(default_factory=list)
     every: int = 0
-
-
-_NONE: Ints = np.empty(0, dtype=np.int64)
 
 
 class Step(NamedTuple):
     """The rows of one step of a template: columns of :class:`Row`, (n,) each, and "lane", an index into the template's
-    lanes; dependencies (row, needed row) within the step, and with the number of steps back, (n_needs,) each."""
+    lanes; dependencies (row, needed row, number of steps back), (n_needs,) each."""
 
     columns: dict[str, npt.NDArray[Any]]
-    needs: tuple[Ints, Ints]
-    before: tuple[Ints, Ints, Ints] = (_NONE, _NONE, _NONE)
+    needs: tuple[Ints, Ints, Ints]
 
 
 _ROW_COLUMNS = (
     "kind", "seconds", "nbytes", "micro", "first", "end", "part", "holds", "to", "group", "number", "name", "every",
 )  # fmt: skip
-
-
-def pairs_of(lists: Iterable[Sequence[int]]) -> tuple[Ints, Ints]:
-    """Return (row, needed row) of all dependencies, given the dependencies of each row."""
-    return pairs([(row, need) for row, needs in enumerate(lists) for need in needs])
 
 
 def step_of(rows: Sequence[Row], lanes: dict[tuple[int, str], int]) -> Step:
@@ -665,11 +625,9 @@ def step_of(rows: Sequence[Row], lanes: dict[tuple[int, str], int]) -> Step:
     for name in _ROW_COLUMNS:
         column[name] = np.array([getattr(row, name) for row in rows])
     column["lane"] = np.array([lanes.setdefault((row.place, row.lane), len(lanes)) for row in rows], dtype=np.int64)
-    before = [
-        (i, *(each if isinstance(each, tuple) else (each, 1))) for i, row in enumerate(rows) for each in row.before
-    ]
-    row, need, back = np.array(before, dtype=np.int64).reshape(-1, 3).T
-    return Step(column, pairs_of(row.needs for row in rows), (row, need, back))
+    needs = [(i, *(need if isinstance(need, tuple) else (need, 0))) for i, row in enumerate(rows) for need in row.needs]
+    row, need, back = np.array(needs, dtype=np.int64).reshape(-1, 3).T
+    return Step(column, (row, need, back))
 
 
 def template_of(
@@ -678,7 +636,7 @@ def template_of(
     queued: str = "", delays: tuple[int, ...] = (), cycles: tuple[Every | Chosen, ...] = (),
     servers: Iterable[int] = (), notes: Iterable[str] = (),
 ) -> Plan:  # fmt: skip
-    """Return the template of consecutive steps.
+    """Return the template of consecutive steps, without dependencies on steps before the first.
 
     lanes   place and name of each lane
     groups  places of each group in one copy
@@ -693,10 +651,10 @@ def template_of(
     key_begins = np.repeat(np.cumsum(keys) - keys, sizes)
     rows, needs = [], []
     for i, step in enumerate(steps):
-        after, before, back = step.before
-        there = back <= i
-        rows += [begins[i] + step.needs[0], begins[i] + after[there]]
-        needs += [begins[i] + step.needs[1], begins[i - back[there]] + before[there]]
+        there = step.needs[2] <= i
+        row, need, back = (each[there] for each in step.needs)
+        rows.append(begins[i] + row)
+        needs.append(begins[i - back] + need)
     offsets, need = csr(np.concatenate(rows), np.concatenate(needs), int(begins[-1]))
     number, group, micro = column.pop("number"), column.pop("group"), column.pop("micro")
     return Plan(

@@ -14,14 +14,16 @@ from ddlsim.plan.plan import Bools, Ints, Plan
 T = TypeVar("T", bound=np.generic)
 
 
-def refuse(plan: Plan, rows: Ints, problem: str, **columns: npt.NDArray[Any]) -> None:
+def refuse(plan: Plan, rows: Ints, problem: str, other: Ints | None = None, **columns: npt.NDArray[Any]) -> None:
     """Raise ConfigError for the first of `rows`, if there are any.
 
-    problem  text after the task; names in braces refer to values of `columns`, (n_rows,) each
+    problem  text after the task; {other} is the task in the row of `other`, and names in braces refer to values of
+             `columns`, (n_rows,) each
     """
     for row in rows[:1].tolist():
         values = {name: column[0] for name, column in columns.items()}
-        raise ConfigError(f"plan: {plan.task(row)}: {problem.format(**values)}")
+        text = problem.format(other="" if other is None else plan.task(int(other[0])), **values)
+        raise ConfigError(f"plan: {plan.task(row)}{text}")
 
 
 def refuse_needs_across_ranks(plan: Plan, owner: str, language: str) -> None:
@@ -48,6 +50,13 @@ def pairs(rows: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
     """Return a list of pairs as two arrays, (n,) each."""
     first, second = np.array(rows, dtype=np.int64).reshape(-1, 2).T
     return first, second
+
+
+def occurrences(values: Ints) -> Ints:
+    """Return how often each value (at least 0) has occurred before, (n,)."""
+    sizes, before = np.bincount(values), np.empty(len(values), dtype=np.int64)
+    before[np.argsort(values, kind="stable")] = ranges(0 * sizes, sizes)
+    return before
 
 
 def repeats(values: Ints) -> Bools:

@@ -1,9 +1,8 @@
 """Tensor groups in plans: all ranks of a stage, pieces of work, and the collectives between them.
 
-A plan of pipeline stages has one rank per stage of a replica, and one task per pass. :func:`tensor_ranks` expands it to
-the t ranks that split the layers of each stage: a pass becomes pieces of work with the group's collectives between
-them, a message becomes one message per rank with 1/t of the bytes (the scatter/gather of Narayanan et al. 2021,
-arXiv:2104.04473, section 4.1), and replicas exchange gradients in one group per rank of a tensor group.
+:func:`tensor_ranks` expands a plan with one rank per stage to the t ranks that split the layers of each stage: a pass
+becomes pieces of work with collectives between them, a message becomes one per rank with 1/t of the bytes (Narayanan et
+al. 2021, arXiv:2104.04473, section 4.1), and replicas exchange gradients in one group per rank of a tensor group.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,25 +19,10 @@ from ddlsim.cluster import Cluster
 from ddlsim.collectives import Collective, Schedule, build, reorder
 from ddlsim.collectives.build import default_algorithm
 from ddlsim.errors import ConfigError
-from ddlsim.network import Network, schedule_time
+from ddlsim.network import schedule_time
+from ddlsim.plan import plan as ps
 from ddlsim.plan.chunks import Chunk
-from ddlsim.plan.pipeline_steps import RECOMPUTE
-from ddlsim.plan.plan import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    BACKWARD,
-    COLUMNS,
-    COMPUTE,
-    FORWARD,
-    KINDS,
-    RECEIVE,
-    SEND,
-    Bools,
-    Floats,
-    Ints,
-    Lane,
-    Plan,
-)
+from ddlsim.plan.plan import COLUMNS, KINDS, Bools, Floats, Ints, Lane, Plan
 from ddlsim.plan.rows import csr, key_ends, ranges
 from ddlsim.ties import distinct
 from ddlsim.workload.compute import Workload
@@ -108,7 +92,7 @@ class _Pass:
             layers = (min(self._layers), max(self._layers) + 1)
             self._compute(self.kind, self._seconds, layers)
         elif self._device < 0 or self._waits:
-            self._compute(COMPUTE, name=0)
+            self._compute(ps.COMPUTE, name=0)
         self._layers, self._seconds = [], 0.0
 
     def exchange(self, kind: int, nbytes: float) -> None:
@@ -132,10 +116,10 @@ class _Pass:
             if beside.method == BULK:
                 ends = [self._add(Item(1, kind, nbytes=nbytes, needs=start))]
             elif beside.method == RING_EXCHANGE and i:
-                self._add(Item(2, SEND, nbytes=nbytes / n, needs=arrived))
-                arrived = (self._add(Item(3, RECEIVE, nbytes=nbytes / n)),)
+                self._add(Item(2, ps.SEND, nbytes=nbytes / n, needs=arrived))
+                arrived = (self._add(Item(3, ps.RECEIVE, nbytes=nbytes / n)),)
                 self._waits = arrived
-            self._compute(COMPUTE, beside.slowed / n, name=1)
+            self._compute(ps.COMPUTE, beside.slowed / n, name=1)
             if beside.method == PIPELINE:
                 ends = [self._add(Item(1, kind, nbytes=nbytes / n, needs=(self._device,)))]
         self._waits = tuple(ends)
@@ -171,7 +155,7 @@ def _items(
     for layer in span if phase == "forward" else reversed(span):
         own = exchanges.get((phase, layer), ())
         if layer in gathers:
-            done.exchange(ALL_GATHER, gathers[layer])
+            done.exchange(ps.ALL_GATHER, gathers[layer])
         for gathering in (True, False):
             for each in own:
                 if (each.kind == "all_gather") != gathering:
@@ -194,41 +178,26 @@ def _items(
 class Passes:
     """The different passes of a plan of groups.
 
-    chunks  of the model
-    codes   of the passes (:func:`_codes`), in ascending order
-    items   of each of these, by kind of worker: the same but for their seconds
+    codes  of the passes (:func:`_codes`), in ascending order
+    items  of each of these, by kind of worker: the same but for their seconds
     """
 
-    chunks: Sequence[Chunk]
     codes: Ints
     items: Sequence[Sequence[Sequence[Item]]]
 
     def which(self, plan: Plan) -> Ints:
         """Return which of the passes each row of a plan is, -1 if none, (n,)."""
-        rows, codes = _codes(plan, self.chunks)
-        which = np.full(len(plan), -1)
-        which[rows] = np.searchsorted(self.codes, codes)
-        return which
+        codes = _codes(plan)
+        return np.where(codes >= 0, np.searchsorted(self.codes, codes), -1)
 
 
-def _codes(plan: Plan, chunks: Sequence[Chunk]) -> tuple[Ints, Ints]:
-    """Return the rows of passes, and (role, first layer, last + 1) of each as one number: forward, backward, or forward
-    again."""
-    recompute = plan.names.index(RECOMPUTE) if RECOMPUTE in plan.names else len(plan.names)
-    again = (plan.kind == COMPUTE) & (plan.name == recompute)
-    rows = np.flatnonzero((plan.kind == FORWARD) | (plan.kind == BACKWARD) | again)
-    first, end = plan.first[rows], plan.end[rows]
-    role = np.where(again[rows], 2, np.where(plan.kind[rows] == FORWARD, 0, 1))
-    if again.any():  # recomputation: the chunk is that of the next backward pass on the lane
-        ends = np.array([chunk.end for chunk in chunks])
-        by_lane = rows[np.argsort(plan.lane[rows], kind="stable")]
-        following = np.full(len(plan), -1)
-        following[by_lane[:-1]] = by_lane[1:]
-        of_chunk = np.searchsorted(ends, plan.end[following[rows[role == 2]]])
-        first[role == 2] = np.array([chunk.first for chunk in chunks])[of_chunk]
-        end[role == 2] = ends[of_chunk]
+def _codes(plan: Plan) -> Ints:
+    """Return (role, first layer, last + 1) of each pass as one number: forward, backward, or forward again; -1 for
+    other tasks, (n,)."""
+    again = (plan.kind == ps.COMPUTE) & (plan.end > plan.first)
+    role = np.select([plan.kind == ps.FORWARD, plan.kind == ps.BACKWARD, again], [0, 1, 2], -1)
     shape = plan.n_layers + 1
-    return rows, (role * shape + first) * shape + end
+    return np.where(role >= 0, (role * shape + plan.first) * shape + plan.end, -1)
 
 
 def passes_of(plan: Plan, shards: Sequence[Shard], chunks: Sequence[Chunk], *, gather: bool) -> Passes:
@@ -240,21 +209,15 @@ def passes_of(plan: Plan, shards: Sequence[Shard], chunks: Sequence[Chunk], *, g
     """
     entering = {chunk.first: chunk.enters for chunk in chunks[1:]} if gather else {}
     gathers = [entering, {layer - 1: nbytes for layer, nbytes in entering.items()}]
-    shape = plan.n_layers + 1
-    different = distinct(_codes(plan, chunks)[1])
+    codes, shape = _codes(plan), plan.n_layers + 1
+    different = distinct(codes[codes >= 0])
     items, exchanges = [], [_by_layer(shard) for shard in shards]
     for each in different.tolist():
-        role_first, last = divmod(each, shape)
-        number, begin = divmod(role_first, shape)
-        phase = "backward" if number == 1 else "forward"
-        kind = (FORWARD, BACKWARD, COMPUTE)[number]
-        items.append(
-            [
-                _items(shard.workload, of_layers, phase, (begin, last), kind, gathers[number % 2])
-                for shard, of_layers in zip(shards, exchanges, strict=True)
-            ]
-        )
-    return Passes(chunks, different, items)
+        role, begin, end = map(int, np.unravel_index(each, (3, shape, shape)))
+        phase, kind = ("forward", "backward", "forward")[role], (ps.FORWARD, ps.BACKWARD, ps.COMPUTE)[role]
+        of_kinds = zip(shards, exchanges, strict=True)
+        items.append([_items(own.workload, by, phase, (begin, end), kind, gathers[role % 2]) for own, by in of_kinds])
+    return Passes(different, items)
 
 
 def tensor_ranks(
@@ -295,8 +258,6 @@ def tensor_ranks(
     columns["name"][exchanging] = columns["batch"][exchanging] = -1
     columns["first"] = chosen([each.layers[0] for each in flat], columns["first"])
     columns["end"] = chosen([each.layers[1] for each in flat], columns["end"])
-    again = inside & (plan.kind[source] == COMPUTE)
-    columns["first"][again] = columns["end"][again] = 0
     every = np.stack([each.seconds for each in plans])
     columns["seconds"] = np.where(inside, seconds[kind_of_worker, item], every[kind_of_worker, source])
     holder = np.where(plan.holds[source] > 0.0, nth == 0, nth == counts[source] - 1)  # first item allocates, last frees
@@ -316,9 +277,9 @@ def tensor_ranks(
     before = np.argsort(following, axis=1)
     peer = plan.peer[source]
     peer = np.where(peer >= 0, peer * tensor + member, -1)
-    peer = np.where(exchanging & (kind >= ALL_REDUCE), len(plan.groups) * tensor + group, peer)
-    peer = np.where(exchanging & (kind == SEND), group * tensor + following[group, member], peer)
-    peer = np.where(exchanging & (kind == RECEIVE), group * tensor + before[group, member], peer)
+    peer = np.where(exchanging & (kind >= ps.ALL_REDUCE), len(plan.groups) * tensor + group, peer)
+    peer = np.where(exchanging & (kind == ps.SEND), group * tensor + following[group, member], peer)
+    peer = np.where(exchanging & (kind == ps.RECEIVE), group * tensor + before[group, member], peer)
     columns["peer"] = np.where(inside & ~exchanging, -1, peer)
     columns["key"] = _keys(plan, which, flat, sizes, source, member, item, exchanging, kind, before[group, member])
     columns |= _needs(plan, flat, starts, counts, source, item, nth, tensor)
@@ -327,12 +288,7 @@ def tensor_ranks(
         *(tuple(range(rank * tensor, (rank + 1) * tensor)) for rank in range(n_groups)),
     )
     return dataclasses.replace(
-        plan,
-        lanes=tuple(lanes),
-        groups=groups,
-        names=(*plan.names, *NAMES),
-        tensor=tensor,
-        **columns,
+        plan, lanes=tuple(lanes), groups=groups, names=(*plan.names, *NAMES), tensor=tensor, **columns
     )
 
 
@@ -353,18 +309,12 @@ def _keys(
     of_rows  which pass each row of the plan is, -1 if none
     """
     tensor = int(member.max(initial=0)) + 1
-    width = np.array(
-        [
-            0 if each.lane == 0 else tensor if each.kind == SEND else 1 if each.kind >= ALL_REDUCE else 0
-            for each in flat
-        ],
-        dtype=np.int64,
-    )
-    until = np.concatenate([[0], np.cumsum(width)])
+    width = [(tensor if each.kind == ps.SEND else each.kind >= ps.ALL_REDUCE) if each.lane else 0 for each in flat]
+    until = np.cumsum([0, *width])
     begins = np.cumsum(sizes) - sizes
     offset = until[:-1].copy()  # a message is received by the item after its send
     for i, each in enumerate(flat):
-        if each.lane > 0 and each.kind == RECEIVE:
+        if each.lane > 0 and each.kind == ps.RECEIVE:
             offset[i] = offset[i - 1]
     of_pass = np.where(of_rows >= 0, (until[begins + sizes] - until[begins])[of_rows], 0)
     first = np.cumsum(of_pass) - of_pass
@@ -374,7 +324,7 @@ def _keys(
     key = np.where(key >= 0, key * tensor + member + per_step[step], -1)
     which = of_rows[source]
     inner = first[source] + key_ends(plan)[step + 1] * tensor + offset[item] - until[begins[which]]
-    inner = inner + np.where(kind == SEND, member, np.where(kind == RECEIVE, sender, 0))
+    inner = inner + np.where(kind == ps.SEND, member, np.where(kind == ps.RECEIVE, sender, 0))
     return np.asarray(np.where(exchanging, inner, key), dtype=np.int64)
 
 
@@ -441,14 +391,14 @@ class GroupSchedules:
     nodes: Ints
     inside: bool = False
     algorithm: str | Collective = "default"
-    _known: dict[tuple[int, int, float], Schedule] = field(default_factory=dict)
 
     def __call__(self, kind: int, group: int, nbytes: float) -> Schedule:
         """Return the schedule of a kind of collective in a group, whose ranks are its members in order."""
-        key = kind, group, nbytes
-        if key not in self._known:
-            self._known[key] = self._new(KINDS[kind], group, nbytes)
-        return self._known[key]
+        return self._cached(KINDS[kind], group, nbytes)
+
+    @functools.cached_property
+    def _cached(self) -> Callable[[str, int, float], Schedule]:
+        return functools.cache(self._new)
 
     def _new(self, kind: str, group: int, nbytes: float) -> Schedule:
         cluster, order = self.cluster, self.order[group]
@@ -458,13 +408,12 @@ class GroupSchedules:
         algorithm = given if by_nccl else "ring"
         usual = default_algorithm(cluster, places) if algorithm == "default" else algorithm
         name = algorithm if algorithm in ("ring", "default") or kind == "all_reduce" else "nccl"
-        schedules = [build(name, len(places), nbytes, None, kind, (cluster, places))]
+        schedule = build(name, len(places), nbytes, None, kind, (cluster, places))
         host = cluster.host_of[places]
         if usual == "ring" and kind == "all_reduce" and (host != host[0]).any():
-            schedules.append(build("hierarchical", len(places), nbytes, where=(cluster, places)))
-        if len(schedules) > 1:
-            schedules.sort(key=lambda each: schedule_time(cluster, each, places, nbytes))
-        return reorder(schedules[0], order)
+            schedules = schedule, build("hierarchical", len(places), nbytes, where=(cluster, places))
+            schedule = min(schedules, key=lambda each: schedule_time(cluster, each, places, nbytes))
+        return reorder(schedule, order)
 
     def beside(
         self, n_groups: int, others: Callable[[int, int, float], Schedule]
@@ -500,55 +449,12 @@ def _orders(cluster: Cluster, nodes: tuple[tuple[int, ...], ...]) -> Ints:
 Seconds = Callable[[int, float], float]
 
 
-class Measured(NamedTuple):
-    """An exchange of a tensor group on idle links: the end for each member, s after the common start, (t,); the
-    channels that it uses, with their bytes and busy s, (n,); total bytes and number of messages."""
-
-    ends: Floats
-    channels: Ints
-    nbytes: Floats
-    busy: Floats
-    sent: float
-    n_messages: int
-
-    @property
-    def seconds(self) -> float:
-        return float(self.ends.max())
-
-
-#: (kind of collective or SEND, total bytes) -> course of the exchange
-Measure = Callable[[int, float], Measured]
-
-
-@functools.lru_cache(maxsize=16)
-def measured(cluster: Cluster, nodes: tuple[int, ...], inside: bool, algorithm: str | Collective) -> Measure:
-    """Return a function that simulates a tensor group's exchanges on idle links between `nodes`, by kind and bytes:
-    collectives, or messages from each member to the next (``SEND``)."""
-    schedules, there = GroupSchedules(cluster, np.array([nodes]), inside, algorithm), np.array(nodes)
-
-    @functools.cache
-    def run(kind: int, nbytes: float) -> Measured:
-        times, network = np.zeros(len(nodes)), Network(cluster)
-        if len(nodes) > 1 and kind == SEND:
-            ids = network.send(there, there[schedules.following[0]], np.full(len(nodes), nbytes), 0.0)
-        elif len(nodes) > 1:
-            number = network.collective(schedules(kind, 0, nbytes), there, nbytes)
-            network.join(np.full(len(nodes), number), np.arange(len(nodes)), 0.0)
-        while (done := network.advance()) is not None:
-            times[np.searchsorted(-ids, -done.ids) if kind == SEND else done.ranks] = done.time
-        carried, busy = network.channel_nbytes, network.channel_busy
-        used = np.flatnonzero(busy)
-        return Measured(times, used, carried[used], busy[used], network.nbytes_sent, network.n_messages)
-
-    return run
-
-
 def timeline(items: Sequence[Item], seconds: Seconds) -> tuple[Floats, Floats]:
     """Return the start and end of each item of a pass, s after the pass begins, if all members act identically."""
     start, end, free = np.zeros(len(items)), np.zeros(len(items)), [0.0] * len(LANES)
     for i, item in enumerate(items):
         start[i] = max([free[item.lane], *(end[need] for need in item.needs)])
-        if item.kind == RECEIVE:
+        if item.kind == ps.RECEIVE:
             end[i] = max(start[i], end[i - 1])
         else:
             end[i] = start[i] + (item.seconds if item.lane == 0 else seconds(item.kind, item.nbytes))
@@ -566,7 +472,7 @@ def with_exchanges(shard: Shard, seconds: Seconds) -> Workload:
         computing = float(passes[phase][layer])
         key = (computing, *((each.kind, each.nbytes, each.beside) for each in exchanges))
         if key not in more:
-            items = _items(work, by_layer, phase, (layer, layer + 1), COMPUTE, {})
+            items = _items(work, by_layer, phase, (layer, layer + 1), ps.COMPUTE, {})
             more[key] = float(timeline(items, seconds)[1].max())
         passes[phase][layer] = more[key]
     return dataclasses.replace(work, forward=passes["forward"], backward=passes["backward"])

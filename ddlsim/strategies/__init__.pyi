@@ -14,12 +14,7 @@ from .embedding_parallel import EmbeddingParallel as EmbeddingParallel, HostMemo
 from .expert_parallel import ExpertParallel as ExpertParallel
 from .federated import FedAvg as FedAvg, FedBuff as FedBuff
 from .fsdp import FSDP as FSDP
-from .gossip import (
-    ADPSGD as ADPSGD,
-    CHOCOSGD as CHOCOSGD,
-    DPSGD as DPSGD,
-    GossipSGD as GossipSGD,
-)
+from .gossip import ADPSGD as ADPSGD, CHOCOSGD as CHOCOSGD, DPSGD as DPSGD, GossipSGD as GossipSGD
 from .hybrid import Distribution as Distribution, Hybrid as Hybrid
 from .k_sync import BackupWorkers as BackupWorkers, KBatchSync as KBatchSync, KSync as KSync
 from .local_sgd import (

@@ -29,15 +29,7 @@ from ddlsim.workload.memory import Memory, holding_of, memory_of
 from ddlsim.workload.model import Model
 from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
 from ddlsim.workload.stage import Stage
-from ddlsim.workload.table_placement import (
-    SHARDINGS,
-    Placement,
-    Shard,
-    Space,
-    place,
-    tables_of,
-    work_of,
-)
+from ddlsim.workload.table_placement import SHARDINGS, Placement, Shard, Space, place, tables_of, work_of
 from ddlsim.workload.table_placement import HostMemory as HostMemory
 
 #: number of workers from which the one that computes the bottom MLP for all samples holds no tables (NVIDIA's DLRM)

@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ddlsim.errors import ConfigError, listed
 from ddlsim.plan import Plan, StepProgram, fully_sharded, sharded
 from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.plan import BACKWARD, FORWARD
+from ddlsim.plan.program import slices
 from ddlsim.plan.schedules import Schedules
 from ddlsim.readable import count, percent
 from ddlsim.runtime.context import RunContext
@@ -270,22 +271,14 @@ class FSDP:
         model = workloads[0].model
         each = [_recomputing(workload, self.recompute, self.recompute_share) for workload in workloads]
         kept = _memory(self, workloads[0], len(workloads)).activations
+        no_sync = self.stage == 1 or self.no_sync
+        how: dict[str, Any] = {"accumulation": accumulation, "no_sync": no_sync, "param_dtype": self.param_dtype}
         if self.stage < 3:
             policy = overlap_named("ddp" if self.overlap is None else self.overlap)
-            program = sharded(
-                each,
-                None,
-                policy.buckets,
-                accumulation=accumulation,
-                overlap=not isinstance(policy, NoOverlap),
-                no_sync=self.stage == 1 or self.no_sync,
-                param_dtype=self.param_dtype,
-            )
+            program = sharded(each, None, policy.buckets, overlap=not isinstance(policy, NoOverlap), **how)
         else:
-            program = fully_sharded(
-                each, None, self._units(model), accumulation=accumulation, prefetch=self._ahead,
-                reshard=self.reshard, shard=self.shard, no_sync=self.no_sync, param_dtype=self.param_dtype,
-            )  # fmt: skip
+            gathering = {"prefetch": self._ahead, "reshard": self.reshard, "shard": self.shard}
+            program = fully_sharded(each, None, self._units(model), **gathering, **how)
         stored, inside = stored_nbytes(workloads[0]), np.array([layer.block > 0 for layer in model.layers])
         if not inside.any():
             inside[:] = True
@@ -319,12 +312,8 @@ class FSDP:
                 f"compression: {title(compressor)} needs the whole gradient, but FSDP reduce-scatters it in "
                 f"{len(plan.parts)} parts; use stage=1 or 2 with overlap='none', or a compressor such as TopK"
             )
-        sizes = [rounded(part.nbytes) for part in plan.parts]
-        if self.stage < 3:  # buckets, starting with the last tensors
-            sizes = sizes[::-1]
-        ends = np.cumsum(sizes)
-        slices = [slice(end - size, end) for size, end in zip(sizes, ends.tolist(), strict=True)]
-        return slices if self.stage == 3 else slices[::-1]
+        turn = 1 if self.stage == 3 else -1  # buckets start with the last tensors
+        return slices([rounded(part.nbytes) for part in plan.parts][::turn])[::turn]
 
     def start(self, context: RunContext) -> None:
         """Start all workers.

@@ -19,15 +19,7 @@ from ddlsim.plan.schedules import Schedules
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.fabric import WithFabric, cost_suffix, fabric_of
 from ddlsim.runtime.table_run import CommonModel, TableRun
-from ddlsim.strategies.overlap import (
-    InOrder,
-    NoOverlap,
-    Overlap,
-    WhileWaiting,
-    as_compressed,
-    in_order,
-    overlap_named,
-)
+from ddlsim.strategies.overlap import InOrder, NoOverlap, Overlap, WhileWaiting, as_compressed, in_order, overlap_named
 from ddlsim.strategies.replica_groups import Elements, OfReplicas
 from ddlsim.strategies.split_rules import DealtOut, check_shares, divisors
 from ddlsim.workload.buckets import backwards

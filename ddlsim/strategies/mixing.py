@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -132,8 +131,7 @@ def mixing_matrix(owner: str, graph: str | Graph | Weights, n_workers: int) -> F
     near = neighbours(owner, graph, n_workers)
     matrix = np.zeros((n_workers, n_workers))
     for i, found in enumerate(near):
-        for j in found:
-            matrix[i, j] = 1.0 / (1.0 + max(len(found), len(near[j])))
+        matrix[i, found] = [1.0 / (1.0 + max(len(found), len(near[j]))) for j in found]
         matrix[i, i] = 1.0 - matrix[i].sum()
     return matrix
 
@@ -166,14 +164,13 @@ def bipartition(owner: str, graph: str | Graph, near: Sequence[Sequence[int]]) -
     side: dict[int, bool] = {}
     n_workers = len(near)
     for first in range(n_workers):
-        queue = deque([first] if first not in side else [])
+        reached = [first] if first not in side else []
         side.setdefault(first, True)
-        while queue:
-            i = queue.popleft()
+        for i in reached:  # grows during the loop
             for j in near[i]:
                 if j not in side:
                     side[j] = not side[i]
-                    queue.append(j)
+                    reached.append(j)
                 elif side[j] == side[i]:
                     raise ConfigError(
                         f"{owner}: graph = {describe(graph)!r} with {n_workers} workers is not bipartite (the edge "

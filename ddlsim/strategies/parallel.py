@@ -282,15 +282,8 @@ class Parallel(WithFabric):
         chunks = _cut_at(self._shard(workload).workload, cuts)
         own = tuple(chunks[i] for i in self._chunks_of_stages(mesh)[place])
         zero = {False: 0, True: 1}.get(self.sharded, 3) if mesh.data > 1 else 0  # type: ignore[arg-type]
-        fields = (
-            ("zero", zero),
-            ("shards", mesh.data if zero else 1),
-            ("gathered", 2 if self.pipeline == 1 else 0),
-            ("tensor", self.tensor),
-            ("sequence", self.sequence),
-            ("recompute", self._again),
-        )
-        return _stage(own, fields, 1 + self._delays[place])
+        shards, gathered = mesh.data if zero else 1, 2 if self.pipeline == 1 else 0
+        return _stage(own, 1 + self._delays[place], zero=zero, shards=shards, gathered=gathered, **self._in_layers)
 
     def _chunks_of_stages(self, mesh: Mesh) -> Sequence[Sequence[int]]:
         """Return the chunks of each stage."""
@@ -332,6 +325,11 @@ class Parallel(WithFabric):
         """Recomputation inside layers."""
         return "none" if self.recompute == "stage" else self.recompute
 
+    @property
+    def _in_layers(self) -> dict[str, Any]:
+        """Settings of tensor groups and recomputation inside layers."""
+        return {"tensor": self.tensor, "sequence": self.sequence, "recompute": self._again}
+
     def _shard(self, workload: Workload) -> Shard:
         """Return the whole model as computed by one rank of a tensor group."""
         if self._again != "none" and not any(layer.heads for layer in workload.model.layers):
@@ -339,9 +337,7 @@ class Parallel(WithFabric):
                 f"Parallel: recompute = {self.recompute!r} has no effect, because {workload.model.name} has no "
                 "transformer layers; use recompute='stage'"
             )
-        return _tensor_parallel(
-            workload, self.tensor, sequence=self.sequence, recompute=self._again, tp_comm_overlap=self.tp_comm_overlap
-        )
+        return _tensor_parallel(workload, tp_comm_overlap=self.tp_comm_overlap, **self._in_layers)
 
     def _table(self) -> PassOrder:
         """Return the custom order."""
@@ -362,19 +358,9 @@ class Parallel(WithFabric):
 
     def _of_stages(self, workloads: Sequence[Workload], micro_batches: int) -> StepProgram:
         """Return the program of workers without tensor groups, one per stage of a replica."""
-        mesh, cuts = self.mesh(len(workloads)), self._cuts(workloads)
-        of_ranks = [workloads[own[0]] for own in self._members(mesh)]
-        programs = {
-            number: self._of_rank(self._split(workload, cuts), workload, mesh, micro_batches)
-            for number, workload in {id(workload): workload for workload in of_ranks}.items()
-        }
-        first = programs[id(of_ranks[0])]
-        numbers = np.array([list(programs).index(id(workload)) for workload in of_ranks])
-        return dataclasses.replace(
-            first,
-            templates=tuple(program.template for program in programs.values()),
-            template_of=numbers[first.ranks],
-        )
+        groups = self._of_groups(workloads, N_STEPS, micro_batches)
+        first, templates = groups.programs[0], tuple(program.template for program in groups.programs)
+        return dataclasses.replace(first, templates=templates, template_of=groups.kinds[first.ranks, 0])
 
     def _repeating(self, plan: Plan, micro_batches: int) -> StepProgram:
         """Return the program that repeats the steps of a plan."""
@@ -385,11 +371,12 @@ class Parallel(WithFabric):
         """Return the program with one rank per tensor group, and how many of its steps are written out where every rank
         has tasks."""
         mesh, cuts = self.mesh(len(workloads)), self._cuts(workloads)
-        different = list({id(workload): workload for workload in workloads}.values())
-        programs = [self._of_rank(self._split(workload, cuts), workload, mesh, micro_batches) for workload in different]
-        number = {id(workload): i for i, workload in enumerate(different)}
-        kinds = np.array([number[id(workload)] for workload in workloads])[np.array(self._members(mesh))]
-        shards = [self._shard(workload) for workload in different]
+        of_ranks = [workloads[worker] for worker in self._members(mesh).ravel().tolist()]
+        different = {id(workload): workload for workload in of_ranks}
+        number = {key: i for i, key in enumerate(different)}
+        kinds = np.array([number[id(workload)] for workload in of_ranks]).reshape(-1, self.tensor)
+        programs = [self._of_rank(self._split(each, cuts), each, mesh, micro_batches) for each in different.values()]
+        shards = [self._shard(workload) for workload in different.values()]
         return _Groups(programs, steps, kinds, shards, chunks_at(shards[0].workload, cuts), not self.sequence)
 
     def peak_memory(self, workloads: Sequence[Workload], micro_batches: int) -> Floats:
@@ -438,34 +425,23 @@ class Parallel(WithFabric):
             return BUCKETS[self.overlap]
         return functools.partial(megatron_buckets, replicas=mesh.data)
 
-    def _members(self, mesh: Mesh) -> list[list[int]]:
-        """Return the workers of each rank of the plan, which are tensor groups, stage by stage."""
-        members: list[list[int]] = mesh.ranks.transpose(1, 0, 2).reshape(-1, self.tensor).tolist()
-        return members
+    def _members(self, mesh: Mesh) -> Ints:
+        """Return the workers of each rank of the plan, which are tensor groups, stage by stage, (n_ranks, t)."""
+        return mesh.ranks.transpose(1, 0, 2).reshape(-1, self.tensor)
 
     def _split(self, workload: Workload, cuts: tuple[int, ...]) -> tuple[Chunk, ...]:
         """Return the chunks that one rank of each tensor group computes, without the group's exchanges."""
         if self.tensor == 1 and self._again == "none" and workload.known_stack is None:
             return _cut_at(workload, cuts)
-        kept = functools.partial(
-            kept_nbytes,
-            precision=workload.precision,
-            tensor=self.tensor,
-            sequence=self.sequence,
-            recompute=self._again,
-            flash=workload.flash,
-            stack=workload.known_stack,
-        )
-        chunks = _cut_at(self._shard(workload).workload, cuts)
-        leaving = [chunk.enters / self.tensor * _keeps_outputs(workload) for chunk in chunks[1:]]
-        return tuple(
-            dataclasses.replace(
-                chunk,
-                enters=chunk.enters / self.tensor if i else chunk.enters,
-                kept=workload.batch_size * kept(chunk.workload.model.layers)[0] + output,
-            )
-            for i, (chunk, output) in enumerate(zip(chunks, [*leaving, 0.0], strict=True))
-        )
+        chunks, shared = _cut_at(self._shard(workload).workload, cuts), list[Chunk]()
+        for i, chunk in enumerate(chunks):
+            how = {"flash": workload.flash, "stack": workload.known_stack, **self._in_layers}
+            kept = workload.batch_size * kept_nbytes(chunk.workload.model.layers, workload.precision, **how)[0]
+            if _keeps_outputs(workload) and i + 1 < len(chunks):
+                kept += chunks[i + 1].enters / self.tensor
+            enters = chunk.enters / self.tensor if i else chunk.enters
+            shared.append(dataclasses.replace(chunk, enters=enters, kept=kept))
+        return tuple(shared)
 
     def start(self, context: RunContext) -> None:
         """Start all workers."""
@@ -478,7 +454,7 @@ class Parallel(WithFabric):
             program = self._of_stages(whole, micro_batches)
         else:
             steps = 2 if is_one_step(context, live) else N_STEPS  # a first step ends with updates
-            groups, members = self._of_groups(whole, steps, micro_batches), np.array(self._members(mesh))
+            groups, members = self._of_groups(whole, steps, micro_batches), self._members(mesh)
             firsts, first, (order, _) = nodes[members[:, 0]], groups.programs[0], self._order_of(members)
             others = Schedules(first, self._by_kind, context.cluster, firsts, order, context.notes)
             folding = self._folding(context, groups, members, in_groups, others)
@@ -486,7 +462,7 @@ class Parallel(WithFabric):
                 program = self._repeating(groups.of_all(in_groups), micro_batches)
             else:
                 program = folding.program(groups.programs, groups.slowest)
-                nodes, workers = firsts, [workers[own[0]] for own in members]
+                nodes, workers = firsts, [workers[own] for own in members[:, 0].tolist()]
 
         chunks = _cut_at(self._shard(whole[0]).workload, self._cuts(whole))
         ages = self._delays if self._asynchronous else ()
@@ -579,7 +555,7 @@ class Parallel(WithFabric):
         none can be built."""
         if self.tensor == 1:
             return None
-        of_groups = nodes[np.array(self._members(self.mesh(len(nodes))))]
+        of_groups = nodes[self._members(self.mesh(len(nodes)))]
         check_groups(cluster, of_groups, inside=self.tp_comm_overlap)
         return GroupSchedules(cluster, of_groups, self.tp_comm_overlap, self.algorithm)
 
@@ -594,7 +570,7 @@ class Parallel(WithFabric):
         if self._asynchronous or len({id(workload) for workload in workloads}) > 1:
             return None
         mesh, cuts = self.mesh(len(workloads)), self._cuts(workloads)
-        members, shard = np.array(self._members(mesh)), self._shard(workloads[0])
+        members, shard = self._members(mesh), self._shard(workloads[0])
         groups = self._group_schedules(cluster, np.array(nodes))
 
         def program() -> StepProgram:
@@ -680,10 +656,10 @@ def _chunks_of(order: str, stages: int, n_chunks: int) -> tuple[tuple[int, ...],
 
 
 @functools.lru_cache(maxsize=256)
-def _stage(chunks: tuple[Chunk, ...], fields: tuple[tuple[str, Any], ...], versions: int) -> Stage:
+def _stage(chunks: tuple[Chunk, ...], versions: int, **fields: Any) -> Stage:
     """Return the stage of a worker that keeps `versions` versions of its weights; `fields` are those of `Holding`."""
     work = joined(chunks)
-    holding = holding_of(work, **dict(fields))
+    holding = holding_of(work, **fields)
     memory = memory_of(work.model, work.batch_size, work.precision, holding)
     if holding.zero == 3 and not holding.gathered:  # unsharded gradients, in the dtype of their reduction
         memory = dataclasses.replace(memory, gradients=memory.gradients + work.gradient_nbytes)
@@ -761,17 +737,14 @@ def joined(chunks: tuple[Chunk, ...]) -> Workload:
     name = " and ".join(f"{chunk.first} to {chunk.end - 1}" for chunk in chunks)
     whole = first.model.name.partition(", layers")[0]
     layers = tuple(layer for work in works for layer in work.model.layers)
-    return dataclasses.replace(
-        first,
-        model=dataclasses.replace(first.model, name=f"{whole}, layers {name}", layers=layers),
-        forward=np.concatenate([work.forward for work in works]),
-        backward=np.concatenate([work.backward for work in works]),
-        optimizer=sum(work.optimizer for work in works),
-        norms=sum(work.norms for work in works),
-        grad_nbytes=np.concatenate([work.grad_nbytes for work in works]),
-        tensor_layer=np.concatenate([work.tensor_layer + at for work, at in zip(works, starts, strict=True)]),
-        tensor_nbytes=np.concatenate([work.tensor_nbytes for work in works]),
-    )
+    model = dataclasses.replace(first.model, name=f"{whole}, layers {name}", layers=layers)
+    arrays: dict[str, Any] = {
+        name: np.concatenate([getattr(work, name) for work in works])
+        for name in ("forward", "backward", "grad_nbytes", "tensor_nbytes")
+    }
+    arrays["tensor_layer"] = np.concatenate([work.tensor_layer + at for work, at in zip(works, starts, strict=True)])
+    optimizer, norms = (sum(getattr(work, name) for work in works) for name in ("optimizer", "norms"))
+    return dataclasses.replace(first, model=model, optimizer=optimizer, norms=norms, **arrays)
 
 
 # ------------------------------------------------------------ weights of asynchronous pipelines

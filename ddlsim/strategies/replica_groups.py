@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -111,17 +113,12 @@ class Elements:
     def without(cls, context: RunContext, layers: Collection[int]) -> Elements:
         """Return the elements of all layers except some."""
         model = context.workers[0].workload.model
-        left = {
-            f"{layer.name}.{name}"
-            for i, layer in enumerate(model.layers)
-            if i not in layers
-            for name, _ in layer.tensors
-        }
-        tensors = tensor_shapes(model)
-        sizes = np.array([math.prod(shape) for _, shape in tensors])
-        inside = np.array([name in left for name, _ in tensors])
-        which = np.flatnonzero(np.repeat(inside, sizes)) if context.learns_timed_model else None
-        return cls(tuple(tensor for tensor, own in zip(tensors, inside, strict=True) if own), which)
+        own = [layer for i, layer in enumerate(model.layers) if i not in layers]
+        names, tensors = {f"{each.name}.{name}" for each in own for name, _ in each.tensors}, tensor_shapes(model)
+        inside = [name in names for name, _ in tensors]
+        elements = np.repeat(inside, [math.prod(shape) for _, shape in tensors])
+        which = np.flatnonzero(elements) if context.learns_timed_model else None
+        return cls(tuple(itertools.compress(tensors, inside)), which)
 
     def of(self, gradient: Value[Array], learner: Learner) -> Value[Array]:
         """Return these elements of a gradient."""
@@ -172,11 +169,9 @@ def compressible_parts(
         )
     sizes = [rounded(float(np.sum(chunk.workload.tensor_nbytes))) for chunk in chunks]
     starts = np.cumsum([0, *sizes])[:-1].tolist()
-    left = [
-        iter([slice(start + each.start, start + each.stop) for each in backwards(buckets(chunk.workload))])
-        if len(chunk.workload.tensor_layer)
-        else iter(())
-        for chunk, start in zip(chunks, starts, strict=True)
-    ]
-    place = [next(i for i, chunk in enumerate(chunks) if chunk.first <= part.first < chunk.end) for part in plan.parts]
-    return [next(left[chunk]) for chunk in place]
+    left = []
+    for chunk, start in zip(chunks, starts, strict=True):
+        own = backwards(buckets(chunk.workload)) if len(chunk.workload.tensor_layer) else []
+        left.append(iter([slice(start + each.start, start + each.stop) for each in own]))
+    ends = [chunk.end for chunk in chunks]
+    return [next(left[bisect.bisect_right(ends, part.first)]) for part in plan.parts]
