@@ -12,12 +12,11 @@ lanes and ranks. Both lists are often in this order already.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from ddlsim.compiler import addressed, inlined, network_stamp
+from ddlsim.compiler import addressed, inlined
 from ddlsim.network.calendar import next_timer, pop_timer
 from ddlsim.network.extension_calls import apply_next, begin, next_in_line, observe, replay, serve, settle, start, watch
 from ddlsim.network.intrinsics import attach
@@ -242,45 +241,33 @@ def run(net: Net, until):  # type: ignore[no-untyped-def]
             observe(net)
 
 
-_Call: TypeAlias = Callable[..., None]
+@addressed
+def advance(table: Ints, until: float) -> Any:
+    """Advance time up to and including `until`, or to the first completion.
+
+    Returns IDLE (no more events up to `until`), VISIBLE (completions are in `out`), FOREIGN (completions of other
+    clients are in `foreign`) or FULL (slots or busy log must be enlarged before the next instant can be handled).
+    """
+    return run(attach(table), until)
 
 
-def _entry_points(stamp: int) -> tuple[Callable[..., int], _Call, _Call]:
-    """Return the functions that Python calls; their cache keys include `stamp`, a hash of the inlined sources."""
-
-    @addressed
-    def advance(table: Ints, until: float) -> Any:
-        """Advance time up to and including `until`, or to the first completion.
-
-        Returns IDLE (no more events up to `until`), VISIBLE (completions are in `out`), FOREIGN (completions of other
-        clients are in `foreign`) or FULL (slots or busy log must be enlarged before the next instant can be handled).
-        """
-        stamp  # noqa: B018
-        return run(attach(table), until)
-
-    @addressed
-    def join(table: Ints, instances, ranks, now):  # type: ignore[no-untyped-def]
-        """Let rank ``ranks[i]`` enter collective ``instances[i]`` at time `now`, for all i in order."""
-        stamp  # noqa: B018
-        net = attach(table)
-        interrupt(net, now)
-        for i in range(instances.size):
-            program = net.programs[net.instances[instances[i]].program]
-            for lane in range(program.n_lanes):
-                make_ready(net, instances[i], lane * program.n_ranks + ranks[i])
-        run_ready(net)
-
-    @addressed
-    def send_one(table: Ints, handle, source, target, route, nbytes, now):  # type: ignore[no-untyped-def]
-        """Issue a message outside collectives at time `now`; its delivery is reported as -1 - handle."""
-        stamp  # noqa: B018
-        net = attach(table)
-        interrupt(net, now)
-        net.counts[LIVE_SINGLE] += 1
-        net.counts[LIVE_SENDS] += 1
-        issue(net, -1 - handle, target, nbytes, route, source, 0)
-
-    return advance, join, send_one
+@addressed
+def join(table: Ints, instances, ranks, now):  # type: ignore[no-untyped-def]
+    """Let rank ``ranks[i]`` enter collective ``instances[i]`` at time `now`, for all i in order."""
+    net = attach(table)
+    interrupt(net, now)
+    for i in range(instances.size):
+        program = net.programs[net.instances[instances[i]].program]
+        for lane in range(program.n_lanes):
+            make_ready(net, instances[i], lane * program.n_ranks + ranks[i])
+    run_ready(net)
 
 
-advance, join, send_one = _entry_points(network_stamp())
+@addressed
+def send_one(table: Ints, handle, source, target, route, nbytes, now):  # type: ignore[no-untyped-def]
+    """Issue a message outside collectives at time `now`; its delivery is reported as -1 - handle."""
+    net = attach(table)
+    interrupt(net, now)
+    net.counts[LIVE_SINGLE] += 1
+    net.counts[LIVE_SENDS] += 1
+    issue(net, -1 - handle, target, nbytes, route, source, 0)

@@ -14,11 +14,11 @@ records in a log what has happened.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from ddlsim.compiler import entry, inlined, network_stamp
+from ddlsim.compiler import entry, inlined
 from ddlsim.network.calendar import insert_woken, pop, push
 from ddlsim.network.devices import begin_work, change, next_event, slowed, stood_still
 from ddlsim.network.intrinsics import attach, call_advance, column
@@ -905,101 +905,92 @@ def handle_event(t: Tables, item, now):  # type: ignore[no-untyped-def]
     return -1
 
 
-def _entry_point(stamp: int) -> Any:
-    """Return the function that Python calls; its cache key includes `stamp`, a hash of the inlined sources."""
-
-    @entry
-    def run_actors(  # type: ignore[no-untyped-def]
-        table: Ints, limit, counts, reals, ops, seconds, actors, connections, servers, rounds, factors, choices,
-        slow, devices, contention, crashes, calendar, sends, messages, log, pauses,
-    ):  # fmt: skip
-        """Simulate the actors up to and including `limit` (s), or until Python has to act; return the status."""
-        stamp  # noqa: B018
-        t = Tables(
-            column(counts), column(reals), column(ops), column(seconds), column(actors), column(connections),
-            column(servers), column(rounds), column(factors), column(choices), column(slow), column(devices),
-            column(contention), column(crashes), column(calendar), column(sends), column(messages), column(log), pauses,
-        )  # fmt: skip
-        counts, reals, ops, actors = t.counts, t.reals, t.ops, t.actors
-        devices, calendar, sends, log = t.devices, t.calendar, t.sends, t.log
-        net = attach(table)
-        insert_woken(counts, calendar)
-        if counts[ENDING] == 1:
-            counts[ENDING] = 0
-            schedule_event(t, reals[NOW], END, 0)
-        while True:
-            now = reals[NOW]
-            reals[OPENS] = earliest(pauses, now)
-            logged = counts[N_LOGGED]
-            left = counts[UPDATES_LEFT]
-            actor = counts[PENDING]
-            if counts[ASKING] >= 0:
-                answer(t)
-            if actor < 0 and log.size - logged < ops.size + 2:
-                return LOGGED
-            if actor < 0 and counts[RESUMED] >= 0:
-                actor = counts[RESUMED]
-                counts[RESUMED] = actors[actor].next
-                resume(t, actor, now)
-            elif actor < 0:
-                after = next_event(t, actors, WORK_ENDS, N_EVENTS)
-                if after > now:
-                    for i in range(counts[N_SENDS]):
-                        send(t, table, reals, sends[i], now)
-                        reals[QUIET] = -np.inf
-                        if devices.size > 0:
-                            change_in_flight(t, sends[i] >> 1, 1, now)
-                    n = counts[N_SENDS]
-                    counts[N_SENDS] = 0
-                    if devices.size > 0 and n > 0:
-                        continue  # sending may have rescheduled the next event
-                if after > reals[QUIET]:
-                    status = call_advance(counts[ADVANCE], table, min(after, limit))
-                    if status == NETWORK_FULL:
-                        return FULL
-                    if status == FOREIGN:
-                        return OTHERS
-                    if status != IDLE:
-                        n = net.counts[N_OUT]
-                        net.counts[N_OUT] = 0
-                        sort(net.out, n)
-                        time = net.reals[NETWORK_NOW]
-                        counts[N_TAKEN] += n
-                        for i in range(n):
-                            message = ((-1 - net.out[i].id) & LOCAL) % t.messages.size
-                            if message == t.messages.size - 1:
-                                net.out[counts[N_ELSEWHERE]].id = net.out[i].id
-                                net.out[counts[N_ELSEWHERE]].rank = net.out[i].rank
-                                counts[N_ELSEWHERE] += 1
-                            else:
-                                schedule_event(t, time, ANSWERED if message & 1 == 1 else ARRIVES, message >> 1)
-                        if counts[N_ELSEWHERE] > 0:
-                            reals[WHEN] = time
-                            return ELSEWHERE
-                        continue
-                    reals[QUIET] = after
-                if after > limit:
-                    return LIMIT
-                if after == np.inf:
-                    return STUCK
-                reals[NOW] = after
-                reals[OPENS] = earliest(pauses, after)
-                now = after
-                item = pop(counts, calendar)
-                if item % N_EVENTS == END:
-                    return OVER
-                actor = handle_event(t, item, now)
-            counts[PENDING] = -1
-            if actor >= 0:
-                status = run_operations(t, actor, now)
-                if status != GOING:
-                    return status
-            if left > 0 and counts[UPDATES_LEFT] == 0 and counts[RETURNS] == 1:
-                return UPDATED
-            if counts[ASKS] == 1 and counts[N_LOGGED] > logged and log[counts[N_LOGGED] - 1].what == SERVED:
-                return ASKED
-
-    return run_actors
-
-
-run_actors = _entry_point(network_stamp())
+@entry
+def run_actors(  # type: ignore[no-untyped-def]
+    table: Ints, limit, counts, reals, ops, seconds, actors, connections, servers, rounds, factors, choices,
+    slow, devices, contention, crashes, calendar, sends, messages, log, pauses,
+):  # fmt: skip
+    """Simulate the actors up to and including `limit` (s), or until Python has to act; return the status."""
+    t = Tables(
+        column(counts), column(reals), column(ops), column(seconds), column(actors), column(connections),
+        column(servers), column(rounds), column(factors), column(choices), column(slow), column(devices),
+        column(contention), column(crashes), column(calendar), column(sends), column(messages), column(log), pauses,
+    )  # fmt: skip
+    counts, reals, ops, actors = t.counts, t.reals, t.ops, t.actors
+    devices, calendar, sends, log = t.devices, t.calendar, t.sends, t.log
+    net = attach(table)
+    insert_woken(counts, calendar)
+    if counts[ENDING] == 1:
+        counts[ENDING] = 0
+        schedule_event(t, reals[NOW], END, 0)
+    while True:
+        now = reals[NOW]
+        reals[OPENS] = earliest(pauses, now)
+        logged = counts[N_LOGGED]
+        left = counts[UPDATES_LEFT]
+        actor = counts[PENDING]
+        if counts[ASKING] >= 0:
+            answer(t)
+        if actor < 0 and log.size - logged < ops.size + 2:
+            return LOGGED
+        if actor < 0 and counts[RESUMED] >= 0:
+            actor = counts[RESUMED]
+            counts[RESUMED] = actors[actor].next
+            resume(t, actor, now)
+        elif actor < 0:
+            after = next_event(t, actors, WORK_ENDS, N_EVENTS)
+            if after > now:
+                for i in range(counts[N_SENDS]):
+                    send(t, table, reals, sends[i], now)
+                    reals[QUIET] = -np.inf
+                    if devices.size > 0:
+                        change_in_flight(t, sends[i] >> 1, 1, now)
+                n = counts[N_SENDS]
+                counts[N_SENDS] = 0
+                if devices.size > 0 and n > 0:
+                    continue  # sending may have rescheduled the next event
+            if after > reals[QUIET]:
+                status = call_advance(counts[ADVANCE], table, min(after, limit))
+                if status == NETWORK_FULL:
+                    return FULL
+                if status == FOREIGN:
+                    return OTHERS
+                if status != IDLE:
+                    n = net.counts[N_OUT]
+                    net.counts[N_OUT] = 0
+                    sort(net.out, n)
+                    time = net.reals[NETWORK_NOW]
+                    counts[N_TAKEN] += n
+                    for i in range(n):
+                        message = ((-1 - net.out[i].id) & LOCAL) % t.messages.size
+                        if message == t.messages.size - 1:
+                            net.out[counts[N_ELSEWHERE]].id = net.out[i].id
+                            net.out[counts[N_ELSEWHERE]].rank = net.out[i].rank
+                            counts[N_ELSEWHERE] += 1
+                        else:
+                            schedule_event(t, time, ANSWERED if message & 1 == 1 else ARRIVES, message >> 1)
+                    if counts[N_ELSEWHERE] > 0:
+                        reals[WHEN] = time
+                        return ELSEWHERE
+                    continue
+                reals[QUIET] = after
+            if after > limit:
+                return LIMIT
+            if after == np.inf:
+                return STUCK
+            reals[NOW] = after
+            reals[OPENS] = earliest(pauses, after)
+            now = after
+            item = pop(counts, calendar)
+            if item % N_EVENTS == END:
+                return OVER
+            actor = handle_event(t, item, now)
+        counts[PENDING] = -1
+        if actor >= 0:
+            status = run_operations(t, actor, now)
+            if status != GOING:
+                return status
+        if left > 0 and counts[UPDATES_LEFT] == 0 and counts[RETURNS] == 1:
+            return UPDATED
+        if counts[ASKS] == 1 and counts[N_LOGGED] > logged and log[counts[N_LOGGED] - 1].what == SERVED:
+            return ASKED
