@@ -2,8 +2,7 @@
 rounds. Compiled.
 
 Compiling them costs as much as the rest of the kernel. Each extension is therefore compiled separately, when a network
-first needs it (:func:`ddlsim.network.addresses.enable`). The kernel calls it at its address
-(:mod:`ddlsim.network.extension_calls`).
+first needs it (:func:`ddlsim.network.addresses.enable`). The kernel calls it at its address (in ``Net.counts``).
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ from typing import Any
 
 from ddlsim.compiler import addressed
 from ddlsim.network.changes import apply_next
-from ddlsim.network.extension_calls import ENTER, REPLAY, SERVE, START, WATCH
 from ddlsim.network.intrinsics import attach_at, view_at
 from ddlsim.network.queues import enter, serve, settle
 from ddlsim.network.rounds import observe, replay, watch
 from ddlsim.network.shaping import start_shaped
-from ddlsim.network.state import TRANSPORTED
+from ddlsim.network.state import ENTER, REPLAY, SERVE, START, WATCH
 from ddlsim.network.transport import follows, has_to_wait, next_in_line
 
 
@@ -39,11 +37,11 @@ def shape(table: int, what: int, slot: int, limit: float) -> Any:
     """Start the message in `slot`, or the next one on its connection; return 1 if it has arrived, else 0."""
     net = attach_at(table)
     if what == START:
-        if net.counts[TRANSPORTED] == 1 and has_to_wait(net, slot):
+        if net.transported == 1 and has_to_wait(net, slot):
             return 0
-        if start_shaped(net, slot, net.counts[TRANSPORTED] == 1 and follows(net, slot)):
+        if start_shaped(net, slot, net.transported == 1 and follows(net, slot)):
             return 0
-    if net.counts[TRANSPORTED] == 1:
+    if net.transported == 1:
         next_in_line(net, slot)
     return 1
 

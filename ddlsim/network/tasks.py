@@ -19,9 +19,8 @@ from ddlsim.network.calendar import insert_woken, pop, push
 from ddlsim.network.devices import begin_work, change, next_event
 from ddlsim.network.intrinsics import attach, call_advance, call_join, call_send, column
 from ddlsim.network.pauses import earliest
-from ddlsim.network.state import FOREIGN, IDLE, LOCAL, N_OUT, Floats, Ints, Records, record
+from ddlsim.network.state import FOREIGN, IDLE, LOCAL, Floats, Ints, Records, record
 from ddlsim.network.state import FULL as NETWORK_FULL
-from ddlsim.network.state import NOW as NETWORK_NOW
 from ddlsim.network.sums import two_sum
 
 # Kinds of tasks
@@ -71,22 +70,17 @@ N_COUNTS = 25
 #: `waits` in all; place: rank in its collective, or number of its message; slow: first row in `slow`, or -1; device:
 #: that it works on, or occupies while it communicates, -1 if none is slowed down; ticket: sequence number of its event,
 #: if that can be rescheduled
-TASK = record(
-    seconds="f", start="f", end="f", first="n", last="n", missing="n", waits="n", kind="n", key="n", place="n",
-    step="n", slow="n", device="n", ticket="i",
-)  # fmt: skip
+TASK = record("f seconds start end", "n first last missing waits kind key place step slow device", "i ticket")
 #: common data of the tasks with one key. instance: of the network, -1 if none; members[first:first + size]: the tasks;
 #: not_ready: members that have not started; next: another key that completes with it, -1 if none; waiting: the receive
 #: that has started, -1 if none; delivered: 1 if the message has arrived; target: the receiving device that a message
 #: occupies, or -1; contention: its kind for the devices that it slows down
-EXCHANGE = record(
-    instance="n", first="n", size="n", not_ready="n", next="n", waiting="n", delivered="n", target="n", contention="n"
-)
+EXCHANGE = record("n instance first size not_ready next waiting delivered target contention")
 #: what runs as an instance of the network: its first key (-1: it has no tasks), ranks that have not completed, the
 #: queue that launched it (-1: none)
-LAUNCH = record(key="n", left="n", queue="n")
+LAUNCH = record("n key left queue")
 #: the message of the task `row`, over a `route` of the network
-MESSAGE = record(row="n", source="n", target="n", route="n", nbytes="f")
+MESSAGE = record("n row source target route", "f nbytes")
 
 
 class Tables(NamedTuple):
@@ -391,9 +385,9 @@ def execute(  # type: ignore[no-untyped-def]
         if status == FOREIGN:
             return OTHERS
         if status != IDLE:
-            clock[0] = net.reals[NETWORK_NOW]
-            n = net.counts[N_OUT]
-            net.counts[N_OUT] = 0
+            clock[0] = net.now
+            n = net.n_out
+            net.n_out = 0
             take(t, net.out, n, net.instances)
             if counts[N_ELSEWHERE] > 0:
                 return ELSEWHERE
