@@ -80,7 +80,7 @@ def story(replay, fabric, schedules, nbytes, horizons, record=False):
     for horizon in [*sorted(horizons), np.inf]:
         while (done := network.advance(horizon)) is not None:
             seen.append((done.time, done.ids.tolist(), done.ranks.tolist()))
-        if horizon < np.inf and horizon > network.engine.net.reals[0] and len(seen) % 2 == 0:
+        if horizon < np.inf and horizon > network.engine.net.reals.now and len(seen) % 2 == 0:
             network.send([fabric.workers[0]], [fabric.workers[7]], np.array([2e5]), horizon)
     return network, seen
 
