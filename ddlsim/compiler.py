@@ -16,23 +16,10 @@ import os
 import threading
 import types
 from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlsim.machine_code import REMEDY, Store, is_supported, load, source_stamp, writable_folder
-
-#: files with kernels, in groups: a change of one file invalidates the compiled kernels of its group
-SOURCES = ("cluster/walk.py", "network/*.py", "nn/*.py")
-
-
-def network_stamp() -> int:
-    """Return a hash of the sources of the network's kernels, and of the compiler.
-
-    numba looks only at the file of the function that it has cached, not at those inlined into it; entry points
-    refer to this number, so that it becomes part of the key under which they are cached.
-    """
-    return int(source_stamp("numba_compiler.py", "network/*.py")[:14], 16)
-
+from ddlsim.machine_code import REMEDY, Store, is_supported, load, sources_of, writable_folder
 
 #: whether kernels are machine code from files
 LOADS = is_supported()
@@ -109,9 +96,7 @@ else:
         def __new__(cls, py_func: Callable[..., Any], decorator: str) -> _Kernel:
             self = super().__new__(cls, py_func)
             self.py_func, self._decorator, self.address = py_func, decorator, None
-            path = PurePosixPath(py_func.__module__.replace(".", "/") + ".py").relative_to("ddlsim")
-            sources = next(pattern for pattern in SOURCES if path.match(pattern))
-            self.store = Store(f"{py_func.__module__}.{py_func.__name__}", sources)
+            self.store = Store(f"{py_func.__module__}.{py_func.__name__}", sources_of(py_func))
             self._tried: set[Any] = set()  # argument types
             self._call(self._first)
             _kernels.append(self)

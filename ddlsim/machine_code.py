@@ -26,7 +26,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ PACKAGE = Path(__file__).parent
 SHIPPED = PACKAGE / "_compiled"
 #: files that determine the machine code of all kernels, beside those in the kernel's own folder
 COMPILERS = ("code_images.py", "compiler.py", "machine_code.py", "numba_compiler.py")
+#: files with kernels, in groups: a change of one file invalidates the compiled kernels of its group
+SOURCES = ("cluster/walk.py", "network/*.py", "nn/*.py")
 #: the level of x86-64 for which wheels contain code, and the features in Linux's ``/proc/cpuinfo`` that it requires
 LEVEL = "x86-64-v3"
 _FEATURES = frozenset({"avx", "avx2", "abm", "bmi1", "bmi2", "f16c", "fma", "movbe", "popcnt", "xsave"})
@@ -51,6 +53,12 @@ def source_stamp(*patterns: str) -> str:
         for path in sorted(PACKAGE.glob(pattern)):
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
+
+
+def sources_of(function: Any) -> str:
+    """Return the pattern of the files that determine the code of a kernel, empty if there is none."""
+    path = PurePosixPath(function.__module__.replace(".", "/") + ".py")
+    return next((pattern for pattern in SOURCES if path.match(pattern)), "")
 
 
 @functools.cache

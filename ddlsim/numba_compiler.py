@@ -40,7 +40,7 @@ from ddlsim.code_images import NoImageError, is_supported, linked, target_machin
 from ddlsim.compile_messages import teller
 from ddlsim.errors import DdlsimError
 from ddlsim.garbage import postponed, promote_objects
-from ddlsim.machine_code import REMEDY, temporary_folder
+from ddlsim.machine_code import REMEDY, source_stamp, sources_of, temporary_folder
 
 if getattr(config, "DISABLE_JIT", False):  # set from the environment when numba is imported
     raise DdlsimError("NUMBA_DISABLE_JIT is set, but ddlsim's kernels run as machine code only; unset it")
@@ -60,6 +60,11 @@ class Cache(caching.FunctionCache):  # type: ignore[misc,unused-ignore]
     def stem(self) -> str:
         """Prefix of its file names."""
         return str(self._impl.filename_base)
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        """Return the key of compiled code. numba looks only at the function itself, not at those inlined into it."""
+        stamp = source_stamp("numba_compiler.py", sources_of(self._py_func))
+        return *super()._index_key(sig, codegen), stamp
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Load compiled code, if it is in the cache.

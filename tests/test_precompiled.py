@@ -42,7 +42,7 @@ def python(code: str, folder: Path, **environment: str) -> subprocess.CompletedP
 def test_the_stamp_changes_with_every_source_file(tmp_path, monkeypatch):
     shutil.copytree(ROOT / "ddlsim", tmp_path / "ddlsim", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(machine_code, "PACKAGE", tmp_path / "ddlsim")
-    patterns = (*machine_code.COMPILERS, *compiler.SOURCES)
+    patterns = (*machine_code.COMPILERS, *machine_code.SOURCES)
 
     def stamp() -> str:
         return machine_code.source_stamp.__wrapped__(*patterns)
@@ -59,7 +59,7 @@ def test_the_stamp_changes_with_every_source_file(tmp_path, monkeypatch):
 
 def test_modules_with_kernels_are_among_the_sources():
     package = ROOT / "ddlsim"
-    sources = {path for pattern in compiler.SOURCES for path in package.glob(pattern)}
+    sources = {path for pattern in machine_code.SOURCES for path in package.glob(pattern)}
     kernels = {path for path in package.rglob("*.py") if "from ddlsim.compiler import" in path.read_text("utf-8")}
     assert kernels
     assert kernels <= sources

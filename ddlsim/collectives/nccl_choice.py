@@ -1,28 +1,17 @@
 """NCCL's choice of algorithm, channels and protocol for a collective, by size.
 
 :mod:`ddlsim.cluster.rings` finds the channels, and :mod:`ddlsim.collectives.nccl` chooses algorithm and protocol. The
-model follows https://github.com/NVIDIA/nccl, version 2.19:
+model (docs/models/collectives.md) follows https://github.com/NVIDIA/nccl, version 2.19: ``prims_ll.h`` and
+``prims_ll128.h`` for protocols, ``tuning.cc`` for the latency of hops (which includes the wire's), ``collectives.h``
+and ``all_reduce.h`` for the slices and the last step of rings, ``trees.cc`` and ``connect.cc`` for trees. In addition:
 
-protocols  LL sends 16 bytes per 8 bytes of data (``prims_ll.h``), LL128 128 per 120 (``prims_ll128.h``), Simple no
-           flags. A message starts to flow after the protocol's hop latency (``tuning.cc``, which includes the wire's)
-           or its route's latency, whichever is longer. First messages start after an additional start-up time.
-slices     Simple divides the chunks of rings into two slices (``collectives.h``). One slice is sent while the other is
-           in flight, which hides as much of the route's latency beyond the hop's as a slice takes to send.
-last step  In the last step of a ring, ranks only copy or add the chunk that they receive (``all_reduce.h``). Until the
-           last slice is handled, the links are idle.
-NVLink     carries at most the bandwidth that NCCL counts; on faster links, messages take longer accordingly.
-NVLS       Every GPU sends the others their parts of the buffer, and later its own part of the sum. Byte counts are
-           those on links of switches that reduce and multicast.
-trees      Each machine has a chain that ends at the GPU at its channel's interface. Two binary trees connect these
-           GPUs; a machine is an inner node of only one (``trees.cc``, ``connect.cc``). Each tree carries half of the
-           channel's part in pipelined chunks. A connection buffers eight, so only the first chunk waits for the
-           latency and for copies at each stage.
-NVLS tree  Each GPU of a machine has one part of the machine's sum, which two such trees reduce between the machines.
-CollNet    These parts are exchanged between corresponding GPUs of the machines. The byte counts are those on links
-           of switches that reduce and multicast (SHARP); trunks carry more than with SHARP. Inside a machine, parts use
-           NVLS, direct messages to the GPU that owns the part ("direct"), or the chains.
-ceilings   If a protocol limits channels (:mod:`ddlsim.collectives.nccl_tuner`), messages occupy links for longer than
-           their bytes on the wire require.
+* First messages start after a start-up time.
+* A connection buffers eight chunks of a tree, so only the first chunk waits for the latency and for copies at each
+  stage.
+* With NVLS and CollNet, GPUs send each other their parts, and byte counts are those on links of switches that reduce
+  and multicast. Trunks between such switches carry more than with SHARP.
+* If a protocol limits channels (:mod:`ddlsim.collectives.nccl_tuner`), messages occupy links for longer than their
+  bytes on the wire require.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def channel_nbytes(net: Net, now: float) -> Floats:
     """Return the bytes that each channel has carried by `now`, including messages in flight, (n_channels,)."""
     moving = _under_way(net, now)
     channel, of, share = _crossed(net, moving.slot)
-    n = int(net.counts[st.N_LINKED])
+    n = net.counts.n_linked
     queued = _queued(net, now)
     carried = np.bincount(channel, moving.carried[of] * share, n) + np.bincount(queued.channel, queued.carried, n)
     return _sum(net.channels, "nbytes")[:n] + carried
@@ -74,7 +74,7 @@ def channel_nbytes(net: Net, now: float) -> Floats:
 def channel_busy(net: Net, now: float) -> Floats:
     """Return the seconds for which each channel has been busy by `now`, (n_channels,)."""
     channel, start = _open_intervals(net, now)
-    n = int(net.counts[st.N_LINKED])
+    n = net.counts.n_linked
     return net.channels["busy"][:n] + np.bincount(channel, now - start, n)
 
 
@@ -85,7 +85,7 @@ def open_intervals(net: Net, now: float) -> Records:
 
 def accounts(net: Net, now: float, capacity: Floats) -> Accounts:
     """Return the totals as of `now`; `capacity`, (n_channels,) bytes/s, is the largest one of each channel."""
-    n = int(net.counts[st.N_LINKED])
+    n = net.counts.n_linked
     none = np.zeros(n)
     slots = net.slots
     live = np.flatnonzero(slots["state"] != st.FREE)
@@ -110,11 +110,11 @@ def accounts(net: Net, now: float, capacity: Floats) -> Accounts:
 def traffic_of(net: Net, now: float, own: Bools) -> tuple[Floats, float, int]:
     """Return the traffic of the routes in `own` (n_routes,): bytes that each channel has carried by `now`,
     (n_channels,), bytes issued, and messages delivered."""
-    n = int(net.counts[st.N_LINKED])
+    n = net.counts.n_linked
     routed = net.routed[: len(own)]
     issued = _sum(routed, "issued")
     used = np.flatnonzero(own & (issued > 0.0))
-    channel, of, share = _channels(net, net.routes[used])
+    channel, of, share = _between(net, net.routes["first"][used], net.routes["last"][used])
     nbytes = np.bincount(channel, (issued - routed["passed"])[used][of] * share, n)
     before = net.detours[own[net.detours["route"]] & (net.detours["passed"] > 0.0)]
     channel, of, share = _between(net, before["was_first"], before["was_last"])
@@ -139,15 +139,15 @@ def _accounts(
 ) -> Accounts:
     """Add what is in flight to the booked totals."""
     n = len(nbytes)
-    shaped = bool(net.counts[st.SHAPED])
+    shaped = bool(net.counts.shaped)
     none = np.zeros(n)
     return Accounts(
         nbytes=_sum(net.channels, "nbytes")[:n] + nbytes,
         busy=net.channels["busy"][:n] + busy,
-        issued=_total(net, st.ISSUED),
-        delivered=_total(net, st.DELIVERED),
+        issued=issued(net),
+        delivered=net.reals.delivered + net.reals.delivered_low,
         in_flight=in_flight,
-        issued_crossings=_total(net, st.ISSUED_HOPS),
+        issued_crossings=net.reals.issued_hops + net.reals.issued_hops_low,
         left_crossings=left_crossings,
         passed=net.buckets["passed"][:n].copy() if shaped else none,
         capacity=capacity[:n],
@@ -161,22 +161,19 @@ def _sum(rows: Records, name: str) -> Floats:
     return total
 
 
-def _total(net: Net, place: int) -> float:
-    """Return the value of a compensated sum in ``Net.reals``."""
-    return float(net.reals[place] + net.reals[place + 1])
-
-
 def issued(net: Net, own: Bools | None = None) -> float:
     """Return the bytes of all messages issued so far, or of those on the routes in `own` (n_routes,)."""
-    return _total(net, st.ISSUED) if own is None else math.fsum(_sum(net.routed[: len(own)], "issued")[own])
+    if own is None:
+        return net.reals.issued + net.reals.issued_low
+    return math.fsum(_sum(net.routed[: len(own)], "issued")[own])
 
 
 def _under_way(net: Net, now: float) -> _UnderWay:
-    n = int(net.counts[st.N_ACTIVE])
+    n = net.counts.n_active
     slot = net.flows["slot"][:n].copy()
     nbytes = net.slots["nbytes"][slot]
     wire = nbytes
-    if net.counts[st.SHAPED]:
+    if net.counts.shaped:
         frames = net.frames[net.slots["route"][slot]]
         wire = nbytes + frames["header"] * np.ceil(nbytes / frames["payload"])
     handled = net.routes["handled"][net.slots["route"][slot]]
@@ -186,12 +183,12 @@ def _under_way(net: Net, now: float) -> _UnderWay:
 
 def _queued(net: Net, now: float) -> _Queued:
     """Return the positions of the messages in queues at `now`."""
-    shift, n = int(net.counts[st.HOP_SHIFT]), int(net.counts[st.N_LINKED])
+    shift, n = net.counts.hop_shift, net.counts.n_linked
     none = np.zeros(0)
-    if not net.counts[st.N_QUEUED]:
+    if not net.counts.n_queued:
         return _Queued(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64), none, none)
     flowing = net.slots["state"] == st.FLOWING
-    flowing[net.flows["slot"][: net.counts[st.N_ACTIVE]]] = False
+    flowing[net.flows["slot"][: net.counts.n_active]] = False
     slot = np.flatnonzero(flowing).astype(np.int32)
     hop = np.arange(1 << shift)
     entry = (slot[:, None] << shift) + hop
@@ -213,12 +210,8 @@ def _queued(net: Net, now: float) -> _Queued:
 
 def _crossed(net: Net, slot: Places) -> tuple[Ints, Ints, Floats]:
     """Return (channel, index into `slot`, share of the bytes) for every channel on the routes of the messages."""
-    return _channels(net, net.routes[net.slots["route"][slot]])
-
-
-def _channels(net: Net, routes: Records) -> tuple[Ints, Ints, Floats]:
-    """Return (channel, index into `routes`, share of the bytes) for every channel on the routes."""
-    return _between(net, routes["first"], routes["last"])
+    route = net.slots["route"][slot]
+    return _between(net, net.routes["first"][route], net.routes["last"][route])
 
 
 def _between(net: Net, first: Places, last: Places) -> tuple[Ints, Ints, Floats]:
@@ -226,12 +219,12 @@ def _between(net: Net, first: Places, last: Places) -> tuple[Ints, Ints, Floats]
     n_hops = last - first
     of = np.repeat(np.arange(len(first)), n_hops)
     place = np.arange(len(of)) - np.repeat(np.cumsum(n_hops) - n_hops, n_hops) + first[of]
-    share = net.shares[place] if net.counts[st.SPLIT] else np.ones(len(place))
+    share = net.shares[place] if net.counts.split else np.ones(len(place))
     return net.hops[place].astype(np.int64), of, share
 
 
 def _open_intervals(net: Net, now: float) -> tuple[Ints, Floats]:
     """Return (channel, start) of the busy intervals that are open at `now`."""
-    linked = net.channels[: net.counts[st.N_LINKED]]
+    linked = net.channels[: net.counts.n_linked]
     used = np.flatnonzero((linked["used"] > 0) & (linked["since"] < now))
     return used, net.channels["since"][used]

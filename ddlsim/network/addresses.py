@@ -1,4 +1,4 @@
-"""Addresses of the kernel's entry points, which other compiled code calls (:mod:`ddlsim.network.pointers`)."""
+"""Addresses of the kernel's entry points, which other compiled code calls (:mod:`ddlsim.network.view`)."""
 
 from __future__ import annotations
 
@@ -7,46 +7,32 @@ from typing import Any
 
 from ddlsim import compiler
 from ddlsim.network import extensions, kernel
-from ddlsim.network.state import CHANGES_CODE, QUEUES_CODE, ROUNDS_CODE, SHAPING_CODE, Ints
+from ddlsim.network.state import Counts
 
-#: extension of the kernel -> place of its address in ``Net.counts``
-EXTENSIONS = {
-    "work_queues": QUEUES_CODE,
-    "shape": SHAPING_CODE,
-    "change": CHANGES_CODE,
-    "replay_rounds": ROUNDS_CODE,
-}
+#: extensions of the kernel; ``Net.counts`` contains their addresses
+EXTENSIONS = ("work_queues", "shape", "change", "replay_rounds")
 
 
-def addresses() -> tuple[int, int]:
-    """Return the addresses of `kernel.advance` and `kernel.join`; compile or load them first if necessary."""
-    return _address("advance"), _address("join")
-
-
-def send_address() -> int:
-    """Return the address of `kernel.send_one`; compile or load it first if necessary."""
-    return _address("send_one")
-
-
-def enable(counts: Ints, extension: str) -> None:
+def enable(counts: Counts, extension: str) -> None:
     """Enable one of the kernel's `EXTENSIONS`; compile or load it first if necessary."""
-    counts[EXTENSIONS[extension]] = _address(extension)
+    setattr(counts, f"{extension}_code", address(extension))
 
 
 def prepare_extensions() -> None:
     """Compile or load all `EXTENSIONS`."""
     for extension in EXTENSIONS:
-        _address(extension)
+        address(extension)
 
 
 @functools.cache
-def _address(name: str) -> int:
+def address(name: str) -> int:
+    """Return the address of an entry point of the kernel or of an extension; compile or load it first if necessary."""
     function: Any = getattr(extensions if name in EXTENSIONS else kernel, name)
     if compiler.LOADS:
         function.load()
         if function.address is not None:
             return int(function.address)
-    from ddlsim.network.pointers import ARGUMENTS
+    from ddlsim.network.view import ARGUMENTS
 
     arguments = ARGUMENTS[name]
     if compiler.LOADS:

@@ -10,10 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ddlsim.compiler import inlined
-from ddlsim.network.state import FIFO_HEAD, FIFO_TAIL, N_TIMER_HEAP, TIMER_SEQUENCE, Ints, Net, Records, record
-
-#: sequence: larger than that of all events inserted earlier
-EVENT = record(time="f", sequence="i", item="i")
+from ddlsim.network.state import Ints, Records, View
 
 # Places in the counts of the owner of a calendar (int64)
 N_CALENDAR = 0
@@ -105,40 +102,40 @@ def pop(counts, heap):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def push_timer(net: Net, time, slot):  # type: ignore[no-untyped-def]
+def push_timer(net: View, time, slot):  # type: ignore[no-untyped-def]
     """Set a timer of `slot` for `time`."""
     mask = net.fifo.size - 1
-    tail = net.counts[FIFO_TAIL]
-    if tail == net.counts[FIFO_HEAD] or time >= net.fifo[(tail - 1) & mask].time:
+    tail = net.fifo_tail
+    if tail == net.fifo_head or time >= net.fifo[(tail - 1) & mask].time:
         net.fifo[tail & mask].time = time
         net.fifo[tail & mask].item = slot
-        net.counts[FIFO_TAIL] = tail + 1
+        net.fifo_tail = tail + 1
         return
-    insert(net.timers, net.counts[N_TIMER_HEAP], time, net.counts[TIMER_SEQUENCE], slot)
-    net.counts[N_TIMER_HEAP] += 1
-    net.counts[TIMER_SEQUENCE] += 1
+    insert(net.timers, net.n_timer_heap, time, net.timer_sequence, slot)
+    net.n_timer_heap += 1
+    net.timer_sequence += 1
 
 
 @inlined
-def next_timer(net: Net):  # type: ignore[no-untyped-def]
+def next_timer(net: View):  # type: ignore[no-untyped-def]
     """Return the time of the next timer, inf if there is none."""
-    head = net.counts[FIFO_HEAD]
+    head = net.fifo_head
     time = np.inf
-    if head != net.counts[FIFO_TAIL]:
+    if head != net.fifo_tail:
         time = net.fifo[head & (net.fifo.size - 1)].time
-    if net.counts[N_TIMER_HEAP] > 0 and net.timers[0].time < time:
+    if net.n_timer_heap > 0 and net.timers[0].time < time:
         time = net.timers[0].time
     return time
 
 
 @inlined
-def pop_timer(net: Net):  # type: ignore[no-untyped-def]
+def pop_timer(net: View):  # type: ignore[no-untyped-def]
     """Remove the earliest timer; return its slot."""
-    head = net.counts[FIFO_HEAD]
+    head = net.fifo_head
     mask = net.fifo.size - 1
-    n = net.counts[N_TIMER_HEAP]
-    if head != net.counts[FIFO_TAIL] and not (n > 0 and net.timers[0].time < net.fifo[head & mask].time):
-        net.counts[FIFO_HEAD] = head + 1
+    n = net.n_timer_heap
+    if head != net.fifo_tail and not (n > 0 and net.timers[0].time < net.fifo[head & mask].time):
+        net.fifo_head = head + 1
         return net.fifo[head & mask].item
-    net.counts[N_TIMER_HEAP] = n - 1
+    net.n_timer_heap = n - 1
     return take_first(net.timers, n)

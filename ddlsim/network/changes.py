@@ -16,47 +16,48 @@ import numpy as np
 from ddlsim.compiler import inlined
 from ddlsim.network.flows import change_capacity
 from ddlsim.network.reroute import reroute
-from ddlsim.network.state import CHANGE, N_CHANGED, N_STOPPED, NEXT_CHANGE, NOW, SHAPED, Floats, Ints, Net, Records
+from ddlsim.network.state import CHANGE, Floats, Ints, Records, View
 
 if TYPE_CHECKING:
     from ddlsim.cluster.cluster import Routes
+    from ddlsim.network.engine import Interconnect
 
 #: kinds of changes
 CAPACITY, STOP, RESUME, REROUTE = 0, 1, 2, 3
 
 
 @inlined
-def has_changes(net: Net):  # type: ignore[no-untyped-def]
+def has_changes(net: View):  # type: ignore[no-untyped-def]
     """Whether any change is scheduled, past or future."""
     return net.changes.size > 0
 
 
 @inlined
-def apply_next(net: Net):  # type: ignore[no-untyped-def]
+def apply_next(net: View):  # type: ignore[no-untyped-def]
     """Apply the next change; rates follow in this instant's solve."""
-    i = net.counts[N_CHANGED]
-    net.counts[N_CHANGED] = i + 1
-    net.reals[NEXT_CHANGE] = net.changes[i + 1].time if i + 1 < net.changes.size else np.inf
+    i = net.n_changed
+    net.n_changed = i + 1
+    net.next_change = net.changes[i + 1].time if i + 1 < net.changes.size else np.inf
     place = net.changes[i].place
     kind = net.changes[i].kind
     if kind == CAPACITY:
         change_link(net, place, net.changes[i].free, net.changes[i].loaded)
     elif kind == STOP:
         net.nodes[place].stopped_until = max(net.nodes[place].stopped_until, net.changes[i].free)
-        net.counts[N_STOPPED] += 1
+        net.n_stopped += 1
     elif kind == RESUME:
-        net.counts[N_STOPPED] -= 1
+        net.n_stopped -= 1
     else:
         reroute(net, place)
 
 
 @inlined
-def change_link(net: Net, channel, free, loaded):  # type: ignore[no-untyped-def]
+def change_link(net: View, channel, free, loaded):  # type: ignore[no-untyped-def]
     """Set a channel's capacities. A link that goes down loses the tokens of its bucket."""
-    if net.counts[SHAPED] == 0:
+    if net.shaped == 0:
         change_capacity(net, channel, free)
         return
-    now = net.reals[NOW]
+    now = net.now
     if net.channels[channel].used == 0:
         refilled = net.buckets[channel].tokens + (now - net.buckets[channel].since) * net.buckets[channel].free
         net.buckets[channel].tokens = min(refilled, net.buckets[channel].burst)
@@ -123,17 +124,11 @@ class Around(Protocol):
     def routes(self, src: Ints, dst: Ints, usual: Routes) -> Routes: ...
 
 
-class Fabric(Protocol):
-    """What knows the ways around links that are down (``ddlsim.cluster.Cluster`` does)."""
-
-    def around(self, down: Iterable[int]) -> Around: ...
-
-
 class Epochs:
     """Times in which the same links are avoided. Epoch 0 begins with the run and avoids none."""
 
-    def __init__(self, fabric: Fabric) -> None:
-        self._fabric = fabric
+    def __init__(self, interconnect: Interconnect) -> None:
+        self._interconnect = interconnect
         self._avoided: list[tuple[float, float, frozenset[int]]] = []
         self._detours: list[Around | None] = [None]
         #: (s, number) of each that begins later
@@ -147,7 +142,7 @@ class Epochs:
         self._detours = [None]
         for edge in edges:
             down = frozenset[int]().union(*(links for start, end, links in self._avoided if start <= edge < end))
-            self._detours.append(self._fabric.around(sorted(down)) if down else None)
+            self._detours.append(self._interconnect.around(sorted(down)) if down else None)
 
     @staticmethod
     def begun(changes: Records) -> int:

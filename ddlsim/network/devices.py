@@ -24,13 +24,13 @@ N_STALE = 19  # place in `counts`: outdated events of the calendar, which have b
 #: factor of a standstill, in which no work is done (finite, so that the product of two is still a number)
 STANDSTILL = 1e100
 #: from the `until` of the previous row to its own (s), work takes `factor` times as long; the last row never ends
-SLOW = record(until="f", factor="f")
+SLOW = record("f until factor")
 #: row: the current task, -1 if none; work: its remaining seconds at time `since` (s); slowed: number of periods in
 #: which communication has slowed work
-DEVICE = record(work="f", since="f", row="n", slowed="n")
+DEVICE = record("f work since", "n row slowed")
 #: factor: of work beside communication of one kind; active: number of those in progress. Device d has the rows d *
 #: n_kinds to (d + 1) * n_kinds - 1
-CONTENTION = record(factor="f", active="n")
+CONTENTION = record("f factor", "n active")
 
 
 @inlined

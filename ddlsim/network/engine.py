@@ -37,14 +37,17 @@ from ddlsim.network.changes import CAPACITY, REROUTE, Around, Epochs, Fault, cha
 from ddlsim.network.program import Program, compile_schedule, write_frames, write_messages, write_routes, write_steps
 from ddlsim.network.state import Bools, Floats, Ints, Table, grown
 
-#: rows of state.TRANSPORT and state.CONNECTION
-Transport = tuple[float, float, float, float, float, float, float, float, float, int, int]
-Connection = tuple[float, float, float, int, int, int, int, int, int]
-_BY_ITSELF: Transport = (0.0, 0.0, 0.0, math.inf, math.inf, 0.0, 0.0, 0.0, math.inf, -1, -1)
+#: a row of state.TRANSPORT
+_Transport = tuple[float, float, float, float, float, float, float, float, float, int, int]
+_BY_ITSELF: _Transport = (0.0, 0.0, 0.0, math.inf, math.inf, 0.0, 0.0, 0.0, math.inf, -1, -1)
 
 
 class _Terms(NamedTuple):
-    """Properties of a connection (docs/models/transport.md). `limit`: bytes/s, inf if the path is narrower."""
+    """Properties of a connection (docs/models/transport.md), in the order of state.TRANSPORT.
+
+    limit    bytes/s, inf if the path is narrower
+    ordered  1 if messages wait for each other
+    """
 
     rendezvous: float
     round_trip: float
@@ -68,13 +71,14 @@ class Transports:
         alike: dict[LinkDetail, int] = {}
         self._kind = [alike.setdefault(details.of(link), len(alike)) for link in range(len(details.transport))]
         self._details = list(alike)
-        self._of: dict[Hashable, Transport] = {}
+        self._of: dict[Hashable, _Transport] = {}
         self._terms: dict[Hashable, _Terms | None] = {}
-        #: rows for new connections, and limits (bytes/s) for new channels, until the engine takes them
-        self.connections: list[Connection] = []
+        #: rows of state.CONNECTION for new connections, and limits (bytes/s) for new channels, until the engine takes
+        #: them
+        self.connections: list[tuple[float, float, float, int, int, int, int, int, int]] = []
         self.limits: list[float] = []
 
-    def of(self, pair: Sequence[int], links: Sequence[int], latency: float, rate: float) -> Transport:
+    def of(self, pair: Sequence[int], links: Sequence[int], latency: float, rate: float) -> _Transport:
         """Return the transport from one node to another along `links`, with `latency` (s) and bottleneck `rate`
         (bytes/s).
 
@@ -90,7 +94,7 @@ class Transports:
             transport = self._of[key] = self._new(self._terms[alike])
         return transport
 
-    def _new(self, terms: _Terms | None) -> Transport:
+    def _new(self, terms: _Terms | None) -> _Transport:
         if terms is None:
             return _BY_ITSELF
         channel = -1
@@ -151,60 +155,48 @@ class Interconnect(Protocol):
     @property
     def channel_capacity(self) -> Floats:
         """Capacity of each channel in bytes/s, shape (n_channels,)."""
-        ...
 
     @property
     def link_channel(self) -> Ints:
         """Channel of each link, shape (n_links,)."""
-        ...
 
     @property
     def link_latency(self) -> Floats:
         """Latency of each link in s, shape (n_links,)."""
-        ...
 
     @property
     def send_overhead(self) -> Floats:
         """Overhead of sending a message in s, for each node, shape (n_nodes,)."""
-        ...
 
     @property
     def recv_overhead(self) -> Floats:
         """Overhead of receiving a message in s, for each node, shape (n_nodes,)."""
-        ...
 
     @property
     def reduce_time(self) -> Floats:
         """Time to reduce a byte in s, for each node, shape (n_nodes,)."""
-        ...
 
     @property
     def details(self) -> LinkDetails | None:
         """Optional properties of all links, such as protocol limits; None: all links are ideal."""
-        ...
 
     @property
     def reverse_link(self) -> Ints:
         """For each link, the link in the opposite direction, or -1 if there is none, shape (n_links,)."""
-        ...
 
     @property
     def is_switch_port(self) -> Bools:
         """For each link, whether it starts at a switch between machines, shape (n_links,)."""
-        ...
 
     @property
     def splits(self) -> bool:
         """Whether a message may be split over several paths."""
-        ...
 
     def split_routes(self, src: Ints, dst: Ints, flows: Ints | None) -> Routes:
         """Return all links used by messages from ``src[i]`` to ``dst[i]``, with the share of the bytes on each link."""
-        ...
 
     def around(self, down: Iterable[int]) -> Around:
         """Return the routes while the links `down` are unavailable."""
-        ...
 
 
 class Engine:
@@ -232,7 +224,7 @@ class Engine:
             self.net = with_queues(self.net)
             enable(self.net.counts, "work_queues")
             if details.rendezvous.any():  # rendezvous: senders wait for receivers
-                self.net.counts[st.AHEAD] = 0
+                self.net.counts.ahead = 0
         if interconnect.splits:
             self.net = with_split(self.net)
         self._details = details if details is not None and details.has_effects else None
@@ -241,7 +233,7 @@ class Engine:
             enable(self.net.counts, "shape")
         self._overhead = details if details is not None and details.overhead.any() else None
         self._transports = None
-        if self._details is not None and self.net.counts[st.TRANSPORTED]:
+        if self._details is not None and self.net.counts.transported:
             self._transports = Transports(len(self.net.channels), self._details)
             if self._details.buffer.any():
                 ports = np.flatnonzero(interconnect.is_switch_port)
@@ -250,7 +242,7 @@ class Engine:
         shaped = self.net.buckets["free"].copy(), self.net.buckets["loaded"].copy()
         #: undisturbed capacity of each channel, bytes/s: without, and with traffic on its reverse
         self.capacity: tuple[Floats, Floats] = (plain, plain) if self._details is None else shaped
-        self.net.counts[st.LOG_ON] = int(record)
+        self.net.counts.log_on = int(record)
         self.logged: list[Logged] = []
         if record:
             log = grown(self.net.log, _LOG_ROUNDS * len(self.net.channels) + _LOG_ROOM)
@@ -299,7 +291,7 @@ class Engine:
     ) -> None:
         """Schedule changes of links and nodes; see :meth:`ddlsim.network.network.Network.will_change`."""
         net, avoided = self.net, list(avoided)
-        happened = int(net.counts[st.N_CHANGED])
+        happened = net.counts.n_changed
         self._epoch += Epochs.begun(net.changes[:happened])
         to_come = net.changes[happened:]
         if avoided:
@@ -317,8 +309,8 @@ class Engine:
         if len(changes):
             enable(net.counts, "change")
         self.net = net._replace(changes=changes)
-        net.counts[st.N_CHANGED] = 0
-        net.reals[st.NEXT_CHANGE] = changes["time"][0] if len(changes) else np.inf
+        net.counts.n_changed = 0
+        net.reals.next_change = changes["time"][0] if len(changes) else np.inf
 
     def prepare(self, schedule: Schedule, nodes: Ints, nbytes: float | Sequence[Floats], client: int) -> int:
         """Prepare an execution of `schedule` for a client, with rank r at ``nodes[r]``; return its id."""
@@ -337,11 +329,11 @@ class Engine:
         row["ranks_left"] = shape.n_ranks
         row["nbytes"] = 1.0 if sizes is not None else float(cast(float, nbytes))
         row["client"] = client
-        net.counts[st.N_LIVE] += 1
-        net.counts[st.LIVE_THREADS] += shape.n_ranks * shape.n_lanes
-        net.counts[st.LIVE_SENDS] += net.programs["sends_bound"][program]
+        net.counts.n_live += 1
+        net.counts.live_threads += shape.n_ranks * shape.n_lanes
+        net.counts.live_sends += net.programs["sends_bound"][program]
         self._n_repeated += shape.n_deliveries - shape.n_messages
-        if self._n_repeated > REPLAYED_FROM and not net.counts[st.ROUNDS_CODE]:
+        if self._n_repeated > REPLAYED_FROM and not net.counts.replay_rounds_code:
             enable(net.counts, "replay_rounds")
         self.expect(shape.n_ranks)
         self.ensure_slots()
@@ -357,9 +349,9 @@ class Engine:
         for instance in instances:
             shape = self._shapes[self.instance_program[instance]]
             self.net.instances["ranks_left"][instance] = 0
-            counts[st.N_LIVE] -= 1
-            counts[st.LIVE_THREADS] -= shape.n_ranks * shape.n_lanes
-            counts[st.LIVE_SENDS] -= self.net.programs["sends_bound"][self.instance_program[instance]]
+            counts.n_live -= 1
+            counts.live_threads -= shape.n_ranks * shape.n_lanes
+            counts.live_sends -= self.net.programs["sends_bound"][self.instance_program[instance]]
             self.free([instance])
 
     def free(self, instances: Iterable[int]) -> None:
@@ -369,15 +361,15 @@ class Engine:
 
     def make_room(self) -> None:
         """Enlarge the arrays that the kernel has reported as full."""
-        if self.net.counts[st.LOG_ON]:
+        if self.net.counts.log_on:
             self.empty_log()
         self.ensure_slots()
 
     def share(self) -> None:
         """Count traffic per client from now on. Raises DdlsimError if anything has been started."""
-        if not (self.is_new or self.net.counts[st.SHARED]):
+        if not (self.is_new or self.net.counts.shared):
             raise DdlsimError("a network can be shared only before its first message or collective has started")
-        self.net.counts[st.SHARED] = 1
+        self.net.counts.shared = 1
 
     @functools.cached_property
     def overhead(self) -> int:
@@ -403,20 +395,20 @@ class Engine:
     def ensure_slots(self, extra: int = 0) -> None:
         """Make room for all messages that can be in flight, and `extra` ones."""
         counts = self.net.counts
-        needed = ((int(counts[st.N_QUEUED]) + st.UNITS) << int(counts[st.HOP_SHIFT])) + 4 * st.UNITS + 4
-        while counts[st.FIFO] and counts[st.N_FREE_MARKS] < 2 * needed:
+        needed = ((counts.n_queued + st.UNITS) << counts.hop_shift) + 4 * st.UNITS + 4
+        while counts.is_fifo and counts.n_free_marks < 2 * needed:
             self.net = grow_marks(self.net)
-        need = int(counts[st.N_DELIVERING]) + 2 * (int(counts[st.LIVE_SENDS]) + self.reserved + extra)
+        need = counts.n_delivering + 2 * (counts.live_sends + self.reserved + extra)
         if need > len(self.net.slots):
             self.net = grow_slots(self.net, need)
 
     def empty_log(self) -> None:
         """Move the contents of the busy log to ``logged``; growing the log would copy it repeatedly."""
         net = self.net
-        used, replays = net.counts[st.LOG_USED], net.counts[st.LOG_REPEATS]
+        used, replays = net.counts.log_used, net.counts.log_repeats
         self.logged.append(Logged(net.log[:used], net.repeats[:replays]))
-        net.counts[st.LOG_USED] = net.counts[st.LOG_REPEATS] = 0
-        net.counts[st.N_MOMENTS] = 0  # a round is replayed only if all of it is in the log
+        net.counts.log_used = net.counts.log_repeats = 0
+        net.counts.n_moments = 0  # a round is replayed only if all of it is in the log
         self.net = net._replace(log=np.empty_like(net.log), repeats=np.empty_like(net.repeats))
 
     def _extend(self, name: str, n: int) -> tuple[int, NDArray[Any]]:
@@ -449,12 +441,12 @@ class Engine:
         known    True: for messages of collectives whose known time includes latency, overheads and protocols
         """
         usual = self._interconnect.split_routes(src, dst, flows)
-        epoch = self._epoch + Epochs.begun(self.net.changes[: self.net.counts[st.N_CHANGED]])
+        epoch = self._epoch + Epochs.begun(self.net.changes[: self.net.counts.n_changed])
         routes = self._epochs.routes(epoch, src, dst, usual)
         first, rows = self._extend("routes", len(src))
         rows["handled"] = 1.0
         rows["occupies"] = 0.0 if known else 1.0
-        if self.net.counts[st.SHARED]:
+        if self.net.counts.shared:
             self._extend("routed", len(src))
         self.routes_of[client].append((first, first + len(src)))
         self.pairs_of[client].append(np.stack([src, dst], axis=1))
@@ -467,7 +459,7 @@ class Engine:
         elif self._transports is not None:
             self._add_transports(self._transports, np.stack([src, dst], axis=1).tolist(), routes)
         for number, others, changed in self._epochs.later(epoch, src, dst, usual):
-            if self.net.counts[st.FIFO]:
+            if self.net.counts.is_fifo:
                 raise ConfigError(
                     "sharing = 'fifo': queued messages cannot be rerouted around a link that is down; use sharing = "
                     "'max-min'"
@@ -483,7 +475,7 @@ class Engine:
     def _write_routes(self, rows: NDArray[Any], routes: Routes, latency: Floats | None) -> None:
         """Append the hops of routes, and fill `rows`."""
         base, hops = self._extend("hops", len(routes.links))
-        if self.net.counts[st.SPLIT]:
+        if self.net.counts.split:
             self._append("shares", routes.share)
         share, channel, latency_of = np.array(routes.share), self._link_channel, self._link_latency
         longest = write_routes(rows, hops, base, routes.offsets, routes.links, share, channel, latency_of)
@@ -513,7 +505,7 @@ class Engine:
             self._append("connections", np.array(transports.connections, dtype=st.CONNECTION))
         if transports.limits:
             self.net = add_channels(self.net, np.array(transports.limits))
-            if self.net.counts[st.LOG_ON]:
+            if self.net.counts.log_on:
                 self.net = self.net._replace(log=grown(self.net.log, 2 * len(self.net.channels) + _LOG_ROOM))
         transports.connections.clear()
         transports.limits.clear()
@@ -545,14 +537,14 @@ class Engine:
         weight = self._append("weights", shape.weights)
         self._append("headers", shape.headers)
         if shape.headers.any():
-            self.net.counts[st.HEADERS] = 1
+            self.net.counts.has_headers = 1
         table = self._append("tables", shape.recv_message + self._used.get("messages", 0))
         step, steps = self._extend("steps", len(shape.step_next))
         message, messages = self._extend("messages", shape.n_messages)
         write_steps(steps, step, message, table, shape)
         write_messages(messages, step, route, weight, source, target, shape)
         thread = self._append("tables", np.where(shape.first_step < 0, -1, step + shape.first_step))
-        bound = shape.sends_bound + int(self.net.counts[st.AHEAD]) * shape.n_ranks * shape.n_lanes
+        bound = shape.sends_bound + self.net.counts.ahead * shape.n_ranks * shape.n_lanes
         program = self._append("programs", (thread, shape.n_ranks, shape.n_lanes, bound))
         self._programs[key] = program
         self._kept.append((schedule, sizes))
@@ -565,7 +557,7 @@ class Engine:
         threads, _ = self._extend("threads", n_threads)
         counters, _ = self._extend("counters", shape.n_messages + shape.n_ranks)
         self.net = self.net._replace(ready=grown(self.net.ready, len(self.net.threads)))
-        if self.net.counts[st.AHEAD] or (shape.stride * shape.reduce).any():  # a repetition can overtake the one before
+        if self.net.counts.ahead or (shape.stride * shape.reduce).any():  # a repetition can overtake the one before
             self.net = self.net._replace(arrivals=grown(self.net.arrivals, counters + shape.n_messages))
         if self._transports is not None:
             self.net = self.net._replace(parked=grown(self.net.parked, len(self.net.counters)))

@@ -29,7 +29,8 @@ from ddlsim.network.state import Floats, Ints
 
 #: messages of a collective from which recording pays: smaller ones are simulated faster than Python can replay them
 LARGE = 1 << 14
-_SUMS = (st.ISSUED, st.ISSUED_HOPS, st.DELIVERED)  # places of compensated sums
+#: places of compensated sums in ``Net.reals``
+_SUMS = [st.Reals.places[name] for name in ("issued", "issued_hops", "delivered")]
 _KEPT = 64  # maximum number of recorded episodes
 
 #: (program, bytes) of each collective, in order of entry
@@ -113,7 +114,7 @@ class Episodes:
         times, net = [ends(i) for i in range(len(entry.ids))], self._engine.net
         alone = self._engine.n_entries == n_entries and not len(net.changes)
         # NaN: not ended; a bystander may end after all ranks with tasks
-        if not alone or np.concatenate(times).max() != net.reals[st.NOW]:
+        if not alone or np.concatenate(times).max() != net.reals.now:
             return
         books = self._books()
         sums, nbytes = books.sums - before.sums, books.nbytes - before.nbytes
@@ -147,26 +148,26 @@ class Episodes:
     def _is_idle(self, n_entering: int) -> bool:
         """Return whether nothing is in progress besides collectives that no rank has entered."""
         counts = self._engine.net.counts
-        timers = counts[st.FIFO_TAIL] - counts[st.FIFO_HEAD] + counts[st.N_TIMER_HEAP]
-        busy = counts[st.N_ACTIVE] + counts[st.N_QUEUED] + timers + counts[st.N_OUT] + counts[st.LIVE_SINGLE]
-        return bool(busy == 0 and counts[st.N_LIVE] == n_entering)
+        timers = counts.fifo_tail - counts.fifo_head + counts.n_timer_heap
+        busy = counts.n_active + counts.n_queued + timers + counts.n_out + counts.live_single
+        return bool(busy == 0 and counts.n_live == n_entering)
 
     def _is_plain(self) -> bool:
         """Return whether the course of collectives is independent of earlier traffic."""
         net = self._engine.net
-        memory = net.counts[[st.SHARED, st.TRANSPORTED, st.N_STOPPED]].any() or len(net.changes)
-        return bool(net.counts[st.REPLAY]) and not memory and not net.buckets["burst"].any()
+        memory = net.counts.shared or net.counts.transported or net.counts.n_stopped or len(net.changes)
+        return bool(net.counts.replay) and not memory and not net.buckets["burst"].any()
 
     def _books(self) -> _Books:
         engine = self._engine
-        if engine.net.counts[st.LOG_USED]:
+        if engine.net.counts.log_used:
             engine.empty_log()
         net = engine.net
         return _Books(
             np.array([net.channels["nbytes"], net.channels["nbytes_low"]]),
             net.channels["busy"].copy(),
-            np.array([net.reals[place : place + 2] for place in _SUMS]),
-            int(net.counts[st.N_MESSAGES]),
+            np.array([net.reals.array[place : place + 2] for place in _SUMS]),
+            net.counts.n_messages,
             len(engine.logged),
         )
 
@@ -207,10 +208,11 @@ class Episodes:
         channels = net.channels
         _add(channels["nbytes"], channels["nbytes_low"], episode.nbytes)
         channels["busy"] += episode.busy
+        reals = net.reals.array
         for place, nbytes in zip(_SUMS, episode.sums, strict=True):
-            _add(net.reals[place : place + 1], net.reals[place + 1 : place + 2], nbytes)
-        net.counts[st.N_MESSAGES] += episode.n_messages
-        net.counts[st.FAST_FORWARDED] += episode.n_messages
+            _add(reals[place : place + 1], reals[place + 1 : place + 2], nbytes)
+        net.counts.n_messages += episode.n_messages
+        net.counts.fast_forwarded += episode.n_messages
         if episode.log:
             engine.empty_log()
             engine.logged += [_later(part, entry.start - episode.start) for part in episode.log]
@@ -235,7 +237,7 @@ class Episodes:
         self._join(entry)
         while self._n_told > 0:
             self._advance(np.inf)
-            n, engine.net.counts[st.N_OUT] = int(engine.net.counts[st.N_OUT]), 0
+            n, engine.net.counts.n_out = engine.net.counts.n_out, 0
             out = engine.net.out[:n]
             n_ranks = engine.net.programs["n_ranks"][engine.net.instances["program"][out["id"]]]
             n_told = int((out["rank"] < n_ranks - self._bystanders).sum())

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from ddlsim.errors import DdlsimError
 from ddlsim.network import tasks as ts
-from ddlsim.network.addresses import addresses, send_address
-from ddlsim.network.calendar import EVENT, N_CALENDAR, first_time, wake
+from ddlsim.network.addresses import address
+from ddlsim.network.calendar import N_CALENDAR, first_time, wake
 from ddlsim.network.devices import CONTENTION, DEVICE, N_STALE, SLOW
 from ddlsim.network.network import Network
-from ddlsim.network.state import Floats, Ints, Records, grown
+from ddlsim.network.state import EVENT, Floats, Ints, Records, grown
+
+if TYPE_CHECKING:
+    from ddlsim.runtime.table_run import Calls
 
 
 class Dispatcher(Protocol):
@@ -41,23 +44,6 @@ class Queue(Protocol):
 
     def dispatcher(self, launch: Launch, wake: Wake) -> Dispatcher:
         """Return a new run of this queue."""
-
-
-class Outside(Protocol):
-    """Other activities on the same clock and network as the tasks."""
-
-    def next(self) -> float:
-        """Return the time of the next event outside, s; tasks do not run beyond it."""
-
-    def begins(self, row: int) -> float:
-        """A task of kind ASKED begins; return its duration in s, or infinity if :meth:`Executor.end` ends it."""
-
-    def meet(self, keys: list[int], queue: int) -> None:
-        """All members have entered collectives launched together by `queue` (-1: none); :meth:`Executor.end` ends
-        them."""
-
-    def completed(self, ids: Ints, ranks: Ints) -> None:
-        """The network has completed messages, or collectives on ranks, that belong to no task, (n,)."""
 
 
 class TaskTable(NamedTuple):
@@ -87,7 +73,7 @@ class Executor:
     nbytes      (n_keys,) buffer size of each key
     send        tasks -> source nodes, target nodes and bytes of their messages
     bystanders  number of ranks without tasks in every collective, numbered last, which enter it at once
-    outside     other activities
+    outside     other activities on the same clock and network as the tasks
     meets       whether `outside` executes what queues launch
     start       time at which the tasks begin, s
     """
@@ -95,7 +81,7 @@ class Executor:
     def __init__(
         self, table: TaskTable, network: Network, collective: Callable[[list[int]], int], nbytes: Floats,
         queues: Sequence[Queue] = (), send: Callable[[Ints], tuple[Ints, Ints, Floats]] | None = None, *,
-        bystanders: int = 0, outside: Outside | None = None, meets: bool = False, start: float = 0.0,
+        bystanders: int = 0, outside: Calls | None = None, meets: bool = False, start: float = 0.0,
     ) -> None:  # fmt: skip
         self.network, self.collective, self.nbytes = network, collective, nbytes
         self.bystanders, self.outside, self.meets = bystanders, outside, meets
@@ -107,7 +93,7 @@ class Executor:
         self._prepare_messages(send)
         self._turn = np.arange(len(nbytes), dtype=np.int64)  # number by which a queue knows a key
         self._key_of: dict[int, int] = {}
-        self.tables.counts[ts.ADVANCE], self.tables.counts[ts.JOINING] = addresses()
+        self.tables.counts[[ts.ADVANCE, ts.JOINING]] = address("advance"), address("join")
         self.tables.counts[ts.FIRST_HANDLE] = network.first_handle
         self.dispatchers = [queue.dispatcher(self._launch, self._waker(i)) for i, queue in enumerate(queues)]
         self._episodes = network.episodes(bystanders)
@@ -403,7 +389,7 @@ class Executor:
         ):
             messages[name][:-1] = column
         self.network.stride = len(messages)
-        self.tables.counts[ts.SENDER] = send_address()
+        self.tables.counts[ts.SENDER] = address("send_one")
 
 
 def _tables(table: TaskTable, n_queues: int, bystanders: int, pauses: Floats) -> ts.Tables:

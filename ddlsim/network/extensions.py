@@ -2,79 +2,65 @@
 rounds. Compiled.
 
 Compiling them costs as much as the rest of the kernel. Each extension is therefore compiled separately, when a network
-first needs it (:func:`ddlsim.network.addresses.enable`). The kernel calls it at its address
-(:mod:`ddlsim.network.extension_calls`).
+first needs it (:func:`ddlsim.network.addresses.enable`). The kernel calls it at its address (in ``Net.counts``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
-from ddlsim.compiler import addressed, network_stamp
+from ddlsim.compiler import addressed
 from ddlsim.network.changes import apply_next
-from ddlsim.network.extension_calls import ENTER, REPLAY, SERVE, START, WATCH
 from ddlsim.network.intrinsics import attach_at, view_at
 from ddlsim.network.queues import enter, serve, settle
 from ddlsim.network.rounds import observe, replay, watch
 from ddlsim.network.shaping import start_shaped
-from ddlsim.network.state import TRANSPORTED
+from ddlsim.network.state import ENTER, REPLAY, SERVE, START, WATCH
 from ddlsim.network.transport import follows, has_to_wait, next_in_line
 
-_Extension: TypeAlias = Callable[[int, int, int, float], int]
+
+@addressed
+def work_queues(table: int, what: int, slot: int, limit: float) -> Any:
+    """Depending on `what`, advance the queues to `limit`, settle this instant, or enter the message in `slot`."""
+    net = view_at(table)
+    if what == SERVE:
+        serve(net, limit)
+    elif what == ENTER:
+        enter(net, slot)
+    else:
+        settle(net)
+    return 0
 
 
-def _entry_points(stamp: int) -> tuple[_Extension, _Extension, _Extension, _Extension]:
-    """Return the extensions; their cache keys include `stamp`, a hash of the inlined sources."""
-
-    @addressed
-    def work_queues(table: int, what: int, slot: int, limit: float) -> Any:
-        """Depending on `what`, advance the queues to `limit`, settle this instant, or enter the message in `slot`."""
-        stamp  # noqa: B018
-        net = view_at(table)
-        if what == SERVE:
-            serve(net, limit)
-        elif what == ENTER:
-            enter(net, slot)
-        else:
-            settle(net)
-        return 0
-
-    @addressed
-    def shape(table: int, what: int, slot: int, limit: float) -> Any:
-        """Start the message in `slot`, or the next one on its connection; return 1 if it has arrived, else 0."""
-        stamp  # noqa: B018
-        net = attach_at(table)
-        if what == START:
-            if net.counts[TRANSPORTED] == 1 and has_to_wait(net, slot):
-                return 0
-            if start_shaped(net, slot, net.counts[TRANSPORTED] == 1 and follows(net, slot)):
-                return 0
-        if net.counts[TRANSPORTED] == 1:
-            next_in_line(net, slot)
-        return 1
-
-    @addressed
-    def change(table: int, what: int, slot: int, limit: float) -> Any:
-        """Apply the next change."""
-        stamp  # noqa: B018
-        apply_next(attach_at(table))
-        return 0
-
-    @addressed
-    def replay_rounds(table: int, what: int, slot: int, limit: float) -> Any:
-        """Depending on `what`, repeat the last round up to `limit`, start watching a round, or observe an instant."""
-        stamp  # noqa: B018
-        net = attach_at(table)
-        if what == REPLAY:
-            replay(net, limit)
-        elif what == WATCH:
-            watch(net)
-        else:
-            observe(net)
-        return 0
-
-    return work_queues, shape, change, replay_rounds
+@addressed
+def shape(table: int, what: int, slot: int, limit: float) -> Any:
+    """Start the message in `slot`, or the next one on its connection; return 1 if it has arrived, else 0."""
+    net = attach_at(table)
+    if what == START:
+        if net.transported == 1 and has_to_wait(net, slot):
+            return 0
+        if start_shaped(net, slot, net.transported == 1 and follows(net, slot)):
+            return 0
+    if net.transported == 1:
+        next_in_line(net, slot)
+    return 1
 
 
-work_queues, shape, change, replay_rounds = _entry_points(network_stamp())
+@addressed
+def change(table: int, what: int, slot: int, limit: float) -> Any:
+    """Apply the next change."""
+    apply_next(attach_at(table))
+    return 0
+
+
+@addressed
+def replay_rounds(table: int, what: int, slot: int, limit: float) -> Any:
+    """Depending on `what`, repeat the last round up to `limit`, start watching a round, or observe an instant."""
+    net = attach_at(table)
+    if what == REPLAY:
+        replay(net, limit)
+    elif what == WATCH:
+        watch(net)
+    else:
+        observe(net)
+    return 0

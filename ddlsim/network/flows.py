@@ -6,75 +6,54 @@ import numpy as np
 
 from ddlsim.compiler import inlined
 from ddlsim.network.heap import heap_remove
-from ddlsim.network.state import (
-    FIFO,
-    FLOWING,
-    HEAP_VALID,
-    HOP_SHIFT,
-    ISSUED,
-    ISSUED_HOPS,
-    LAST,
-    LOG_ON,
-    LOG_USED,
-    N_ACTIVE,
-    N_DIRTY,
-    N_HEAP,
-    N_LINKED,
-    N_NEW,
-    NOW,
-    POOL_USED,
-    SHAPED,
-    SHARED,
-    SPLIT,
-    THRESHOLD,
-    TRANSPORTED,
-    Net,
-)
-from ddlsim.network.sums import book_bytes, count, lost, two_sum
+from ddlsim.network.intrinsics import call_extension
+from ddlsim.network.state import ENTER, FLOWING, LAST, View
+from ddlsim.network.sums import add_equal, book_bytes
 
 
 @inlined
-def share_of(net: Net, h):  # type: ignore[no-untyped-def]
+def share_of(net: View, h):  # type: ignore[no-untyped-def]
     """Return the share of a message's bytes that takes ``hops[h]`` of its route."""
-    return net.shares[h] if net.counts[SPLIT] == 1 else 1.0
+    return net.shares[h] if net.split == 1 else 1.0
 
 
 @inlined
-def book_issue(net: Net, route, nbytes, n):  # type: ignore[no-untyped-def]
+def book_issue(net: View, route, nbytes, n):  # type: ignore[no-untyped-def]
     """Count `n` messages of `nbytes` each as issued on a route."""
-    count(net, ISSUED, nbytes, n)
-    count(net, ISSUED_HOPS, nbytes, n * net.routes[route].n_hops)
-    if net.counts[SHARED] == 1:
-        high, low = two_sum(net.routed[route].issued, net.routed[route].issued_low, n * nbytes)
-        net.routed[route].issued, net.routed[route].issued_low = high, low + lost(nbytes, n)
+    net.issued, net.issued_low = add_equal(net.issued, net.issued_low, nbytes, n)
+    crossings = n * net.routes[route].n_hops
+    net.issued_hops, net.issued_hops_low = add_equal(net.issued_hops, net.issued_hops_low, nbytes, crossings)
+    if net.shared == 1:
+        high, low = net.routed[route].issued, net.routed[route].issued_low
+        net.routed[route].issued, net.routed[route].issued_low = add_equal(high, low, nbytes, n)
         net.routed[route].n_issued += n
 
 
 @inlined
-def link_bytes(net: Net, slot):  # type: ignore[no-untyped-def]
+def link_bytes(net: View, slot):  # type: ignore[no-untyped-def]
     """Return the bytes that determine how long a message uses its links; more than its own if GPUs are slower."""
     return net.slots[slot].nbytes * net.routes[net.slots[slot].route].handled
 
 
 @inlined
-def make_room(net: Net, channel):  # type: ignore[no-untyped-def]
+def make_room(net: View, channel):  # type: ignore[no-untyped-def]
     """Double the room of a full channel list, at the end of the pool; repack the pool if that is full."""
     need = 2 * net.channels[channel].room
-    if net.counts[POOL_USED] + need > net.pool.size:
+    if net.pool_used + need > net.pool.size:
         repack(net)
         if net.channels[channel].used < net.channels[channel].room:
             return
     first = net.channels[channel].first
-    start = net.counts[POOL_USED]
+    start = net.pool_used
     for i in range(net.channels[channel].used):
         net.pool[start + i] = net.pool[first + i]
     net.channels[channel].first = start
     net.channels[channel].room = need
-    net.counts[POOL_USED] = start + need
+    net.pool_used = start + need
 
 
 @inlined
-def repack(net: Net):  # type: ignore[no-untyped-def]
+def repack(net: View):  # type: ignore[no-untyped-def]
     """Move the channel lists together, each with room for twice its flows."""
     copy = net.pool_copy
     at = 0
@@ -93,19 +72,19 @@ def repack(net: Net):  # type: ignore[no-untyped-def]
         room = max(2 * net.channels[channel].used, 2)
         net.channels[channel].room = room
         start += room
-    net.counts[POOL_USED] = start
+    net.pool_used = start
 
 
 @inlined
-def add_flow(net: Net, slot):  # type: ignore[no-untyped-def]
+def add_flow(net: View, slot):  # type: ignore[no-untyped-def]
     """Start a flow on the channels of a message's route; its rate is infinite until the next solve."""
     route = net.slots[slot].route
-    flow = net.counts[N_ACTIVE]
-    entry = flow << net.counts[HOP_SHIFT]
+    flow = net.n_active
+    entry = flow << net.hop_shift
     for h in range(net.routes[route].first, net.routes[route].last):
         add_to_channel(net, net.hops[h], entry, share_of(net, h))
         entry += 1
-    if net.counts[TRANSPORTED] == 1 and net.transports[route].channel >= 0:
+    if net.transported == 1 and net.transports[route].channel >= 0:
         add_to_channel(net, net.transports[route].channel, entry, 1.0)
         entry += 1
     net.slots[slot].state = FLOWING
@@ -115,12 +94,21 @@ def add_flow(net: Net, slot):  # type: ignore[no-untyped-def]
     net.flow_rate[flow] = np.inf
     net.flow_next[flow] = 0.0
     net.flow_end[flow] = np.inf
-    net.counts[N_ACTIVE] = flow + 1
-    net.counts[N_NEW] += 1
+    net.n_active = flow + 1
+    net.n_new += 1
 
 
 @inlined
-def add_to_channel(net: Net, channel, entry, share):  # type: ignore[no-untyped-def]
+def begin(net: View, slot):  # type: ignore[no-untyped-def]
+    """Start a message's transfer."""
+    if net.is_fifo == 1:
+        call_extension(net.work_queues_code, net, ENTER, slot, 0.0)
+    else:
+        add_flow(net, slot)
+
+
+@inlined
+def add_to_channel(net: View, channel, entry, share):  # type: ignore[no-untyped-def]
     """Add a share of a flow to a channel; `entry` combines the flow's number and the channel's place on the route."""
     n = net.channels[channel].used
     if n == net.channels[channel].room:
@@ -128,12 +116,12 @@ def add_to_channel(net: Net, channel, entry, share):  # type: ignore[no-untyped-
     net.pool[net.channels[channel].first + n] = entry
     net.flow_place[entry] = n
     net.flow_hops[entry] = channel
-    if net.counts[SPLIT] == 1:
+    if net.split == 1:
         net.flow_share[entry] = share
     net.channels[channel].used = n + 1
     if n == 0:
-        net.channels[channel].since = net.reals[NOW]
-        if net.counts[SHAPED] == 1:
+        net.channels[channel].since = net.now
+        if net.shaped == 1:
             load_reverse(net, channel)
     elif n == 1:
         net.contended[channel >> 6] |= bit_of(channel)
@@ -146,7 +134,7 @@ def bit_of(channel):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def remove_from_channel(net: Net, channel, entry):  # type: ignore[no-untyped-def]
+def remove_from_channel(net: View, channel, entry):  # type: ignore[no-untyped-def]
     """Remove a flow from the list of a channel; return how many are left on it."""
     offset = net.channels[channel].first
     n = net.channels[channel].used - 1
@@ -162,7 +150,7 @@ def remove_from_channel(net: Net, channel, entry):  # type: ignore[no-untyped-de
 
 
 @inlined
-def load_reverse(net: Net, channel):  # type: ignore[no-untyped-def]
+def load_reverse(net: View, channel):  # type: ignore[no-untyped-def]
     """A channel has become busy: its acknowledgements now use part of the opposite direction."""
     reverse = net.buckets[channel].reverse
     if reverse >= 0:
@@ -170,16 +158,16 @@ def load_reverse(net: Net, channel):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def free_reverse(net: Net, channel):  # type: ignore[no-untyped-def]
+def free_reverse(net: View, channel):  # type: ignore[no-untyped-def]
     """A channel has become idle: its token bucket refills, and the opposite direction regains its full capacity."""
-    net.buckets[channel].since = net.reals[NOW]
+    net.buckets[channel].since = net.now
     reverse = net.buckets[channel].reverse
     if reverse >= 0:
         change_capacity(net, reverse, net.buckets[reverse].free)
 
 
 @inlined
-def change_capacity(net: Net, channel, capacity):  # type: ignore[no-untyped-def]
+def change_capacity(net: View, channel, capacity):  # type: ignore[no-untyped-def]
     """Change a channel's capacity; the rates of its flows follow in this instant's solve.
 
     A lower capacity changes the filling from the equal share of the channel's flows upwards, a higher one from the
@@ -190,22 +178,22 @@ def change_capacity(net: Net, channel, capacity):  # type: ignore[no-untyped-def
     used = net.channels[channel].used
     if used == 0 or capacity == before:
         return
-    if net.counts[FIFO] == 1:
+    if net.is_fifo == 1:
         if net.queues[channel].dirty == 0:
             net.queues[channel].dirty = 1
             mark_dirty(net, channel)
         return
     level = net.channels[channel].level if capacity > before else capacity / used
     if level < np.inf:
-        net.reals[THRESHOLD] = min(net.reals[THRESHOLD], level)
+        net.threshold = min(net.threshold, level)
         mark_dirty(net, channel)
 
 
 @inlined
-def end_flow(net: Net, flow):  # type: ignore[no-untyped-def]
+def end_flow(net: View, flow):  # type: ignore[no-untyped-def]
     """End a flow; the last flow takes its number, so that numbers stay contiguous. Returns the slot of the message."""
-    shift = net.counts[HOP_SHIFT]
-    now = net.reals[NOW]
+    shift = net.hop_shift
+    now = net.now
     slot = net.flows[flow].slot
     nbytes = net.slots[slot].nbytes
     affected = alike = False
@@ -214,40 +202,40 @@ def end_flow(net: Net, flow):  # type: ignore[no-untyped-def]
     while net.flow_hops[entry] != LAST:
         channel = net.flow_hops[entry]
         n = remove_from_channel(net, channel, entry)
-        book_bytes(net, channel, nbytes * (net.flow_share[entry] if net.counts[SPLIT] == 1 else 1.0), 1.0)
+        book_bytes(net, channel, nbytes * (net.flow_share[entry] if net.split == 1 else 1.0), 1.0)
         if n == 0:
             net.channels[channel].level = np.inf
             net.channels[channel].busy += now - net.channels[channel].since
-            if net.counts[LOG_ON] == 1 and channel < net.counts[N_LINKED]:
+            if net.log_on == 1 and channel < net.n_linked:
                 alike = alike and net.channels[channel].since == since
                 since = net.channels[channel].since
                 alike = log_busy(net, channel, since, now, alike)
-            if net.counts[SHAPED] == 1:
+            if net.shaped == 1:
                 free_reverse(net, channel)
         elif net.channels[channel].level < np.inf:  # it was saturated, so another flow on it may now be faster
             mark_dirty(net, channel)
             affected = True
         entry += 1
-    if affected and net.flow_rate[flow] < net.reals[THRESHOLD]:
-        net.reals[THRESHOLD] = net.flow_rate[flow]
-    if net.counts[HEAP_VALID] == 1:
-        net.counts[N_HEAP] = heap_remove(net.heap, net.flows, net.counts[N_HEAP], flow)
-    net.counts[N_ACTIVE] -= 1
-    if flow != net.counts[N_ACTIVE]:
-        renumber(net, net.counts[N_ACTIVE], flow)
+    if affected and net.flow_rate[flow] < net.threshold:
+        net.threshold = net.flow_rate[flow]
+    if net.heap_valid == 1:
+        net.n_heap = heap_remove(net.heap, net.flows, net.n_heap, flow)
+    net.n_active -= 1
+    if flow != net.n_active:
+        renumber(net, net.n_active, flow)
     return slot
 
 
 @inlined
-def renumber(net: Net, old, new):  # type: ignore[no-untyped-def]
+def renumber(net: View, old, new):  # type: ignore[no-untyped-def]
     """Move flow `old` to the free number `new`."""
-    shift = net.counts[HOP_SHIFT]
+    shift = net.hop_shift
     net.flow_rate[new] = net.flow_rate[old]
     net.flow_end[new] = net.flow_end[old]
     net.flows[new].slot = net.flows[old].slot
     place = net.flows[old].heap_place
     net.flows[new].heap_place = place
-    if net.counts[HEAP_VALID] == 1 and place >= 0:
+    if net.heap_valid == 1 and place >= 0:
         net.heap[place].item = new
     to = new << shift
     entry = old << shift
@@ -256,7 +244,7 @@ def renumber(net: Net, old, new):  # type: ignore[no-untyped-def]
         place = net.flow_place[entry]
         net.flow_hops[to] = channel
         net.flow_place[to] = place
-        if net.counts[SPLIT] == 1:
+        if net.split == 1:
             net.flow_share[to] = net.flow_share[entry]
         net.pool[net.channels[channel].first + place] = to
         to += 1
@@ -265,15 +253,15 @@ def renumber(net: Net, old, new):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def mark_dirty(net: Net, channel):  # type: ignore[no-untyped-def]
-    net.dirty[net.counts[N_DIRTY]] = channel
-    net.counts[N_DIRTY] += 1
+def mark_dirty(net: View, channel):  # type: ignore[no-untyped-def]
+    net.dirty[net.n_dirty] = channel
+    net.n_dirty += 1
 
 
 @inlined
-def log_busy(net: Net, channel, start, end, alike):  # type: ignore[no-untyped-def]
+def log_busy(net: View, channel, start, end, alike):  # type: ignore[no-untyped-def]
     """Log a busy interval, in the row of the previous one if `alike`; return whether the next may join this row."""
-    i = net.counts[LOG_USED]
+    i = net.log_used
     if alike:
         net.log[i - 1].other = channel
         return False
@@ -281,12 +269,12 @@ def log_busy(net: Net, channel, start, end, alike):  # type: ignore[no-untyped-d
     net.log[i].other = -1
     net.log[i].start = start
     net.log[i].end = end
-    net.counts[LOG_USED] = i + 1
+    net.log_used = i + 1
     return True
 
 
 @inlined
-def enqueue(net: Net, slot, connection):  # type: ignore[no-untyped-def]
+def enqueue(net: View, slot, connection):  # type: ignore[no-untyped-def]
     """Append a message to those that wait for their connection."""
     net.line[slot] = -1
     if net.connections[connection].first < 0:

@@ -14,18 +14,17 @@ records in a log what has happened.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from ddlsim.compiler import entry, inlined, network_stamp
+from ddlsim.compiler import entry, inlined
 from ddlsim.network.calendar import insert_woken, pop, push
 from ddlsim.network.devices import begin_work, change, next_event, slowed, stood_still
 from ddlsim.network.intrinsics import attach, call_advance, column
 from ddlsim.network.pauses import earliest, paused
-from ddlsim.network.state import FOREIGN, IDLE, LOCAL, N_OUT, Floats, Ints, Records, record
+from ddlsim.network.state import FOREIGN, IDLE, LOCAL, Floats, Ints, Records, record
 from ddlsim.network.state import FULL as NETWORK_FULL
-from ddlsim.network.state import NOW as NETWORK_NOW
 from ddlsim.network.tasks import ADVANCE, N_ELSEWHERE, N_SENDS, N_TAKEN, send, sort
 
 # Kinds of operations. "Logged" operations write a row of the log.
@@ -117,7 +116,7 @@ MANY = 1 << 62  # no limit
 BLOCK = 64  # factors and choices drawn ahead per actor
 
 #: end: the chosen peer, -1 if none; target: its node
-CHOICE = record(end="n", target="n", route="n", back_route="n")
+CHOICE = record("n end target route back_route")
 
 # Kinds of events (EVENT.item % N_EVENTS); EVENT.item // N_EVENTS numbers an actor, connection, server or message
 START, WORK_ENDS, ARRIVES, GRANTED, SERVICE_ENDS, RELEASED, ANSWERED, RETURNED, READ, WAIT_ENDS = range(10)
@@ -128,7 +127,7 @@ N_EVENTS = 32
 DROPPED, ADDED, COMPLETING = range(3)
 
 #: number: depends on the kind; redo: of work that a crash undoes, the operation from which it restarts, else -1
-OP = record(kind="n", number="i", redo="n")
+OP = record("n kind", "i number", "n redo")
 #: start: when the current operation began, s; factor: of this step; owed: extra work, s; queued: longest time in a
 #: queue of this exchange, s; compute, communication, waiting, input, idle (down), lost (work undone by crashes): total
 #: s; op: current operation; left: messages still awaited, -1 if none; cursor: next factor; posts: rounds of messages
@@ -139,33 +138,33 @@ OP = record(kind="n", number="i", redo="n")
 #: the current or next one in `crashes`, -1 if it never crashes; down: 1 from a crash until it restarts; machine: its
 #: host; ticket: sequence number of the event that ends its work, -1 if that event is never rescheduled
 ACTOR = record(
-    start="f", factor="f", owed="f", queued="f", compute="f", communication="f", waiting="f", input="f",
-    version="i", clock="i", op="n", left="n", cursor="n", posts="n", steps="n", slow="n", first="n", last="n",
-    messages="n", part="n", next="n", invited="n", turns="n", drawn="n", begun="f", idle="f", lost="f", fell="f",
-    crash="n", down="n", machine="n", ticket="n",
-)  # fmt: skip
+    "f start factor owed queued compute communication waiting input",
+    "i version clock",
+    "n op left cursor posts steps slow first last messages part next invited turns drawn",
+    "f begun idle lost fell",
+    "n crash down machine ticket",
+)
 #: arrived, begin: when the request arrived, and its service began (or the message to the peer was sent), s; seconds:
 #: service time of a peer before it answers; version: of the server's model in its last answer; under_way: 1 while the
 #: sender waits for a message; end: the server or peer; next: successor in the server's queue; stage: of the message in
 #: flight, below; lost_: messages, services and answers that belong to an actor that has crashed since, and are ignored
 #: when they complete
 CONNECTION = record(
-    arrived="f", begin="f", seconds="f", version="i", actor="n", end="n", next="n", under_way="n", stage="n",
-    lost_message="n", lost_service="n", lost_answer="n",
-)  # fmt: skip
+    "f arrived begin seconds", "i version", "n actor end next under_way stage lost_message lost_service lost_answer"
+)
 #: stages of a message: none that an actor waits for, on its way there, in the queue, in service, answer on its way
 NOWHERE, GOING_THERE, QUEUED, IN_SERVICE, ANSWERING_IT = range(5)
 #: a round of an actor. ready: when the last message to it was sent, s; left: messages to and from it still to arrive
-ROUND = record(ready="f", left="n")
+ROUND = record("f ready", "n left")
 #: seconds: per service; version: services so far; head, tail: of the queue, -1 if empty; busy: 1 during a service
-SERVER = record(seconds="f", version="i", head="n", tail="n", busy="n")
+SERVER = record("f seconds", "i version", "n head tail busy")
 #: time: s; begin: of work or a service, s; where: end of waiting for others, between the two, s; what: see above;
 #: place: server, peer or operation; staleness: in updates; whole: 1 if the row completes an update
-ROW = record(time="f", begin="f", where="f", what="n", actor="n", place="n", whole="n", staleness="i")
+ROW = record("f time begin where", "n what actor place whole", "i staleness")
 
 
 #: an actor is down from `start` to `end` (s); the last crash of each actor never begins
-CRASH = record(start="f", end="f")
+CRASH = record("f start end")
 
 
 class Tables(NamedTuple):
@@ -260,12 +259,6 @@ def is_down(t: Tables, actor, now):  # type: ignore[no-untyped-def]
         return False
     i: int = next_crash(t, actor, now)
     return t.crashes[i].start <= now
-
-
-@inlined
-def is_down_forever(t: Tables, actor, now):  # type: ignore[no-untyped-def]
-    """Whether an actor is down for ever."""
-    return is_down(t, actor, now) and t.crashes[t.actors[actor].crash].end == np.inf
 
 
 @inlined
@@ -475,19 +468,14 @@ def contribute(t: Tables, actor, op, now):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def slowest_clock(t: Tables, now):  # type: ignore[no-untyped-def]
-    """Return the least number of contributions of all actors that are not down for ever."""
-    slowest = MANY
-    for other in range(t.actors.size):
-        if t.counts[FAILING] == 0 or not is_down_forever(t, other, now):
-            slowest = min(slowest, t.actors[other].clock)
-    return slowest
-
-
-@inlined
 def resume_held(t: Tables, now):  # type: ignore[no-untyped-def]
-    """Resume the actors that are no longer too far ahead of the slowest one; return the slowest clock."""
-    slowest = slowest_clock(t, now)
+    """Resume the actors that are no longer too far ahead of the slowest one; return the least number of contributions
+    of all actors that are not down for ever."""
+    slowest = MANY
+    for actor in range(t.actors.size):
+        down = t.counts[FAILING] == 1 and is_down(t, actor, now)
+        if not (down and t.crashes[t.actors[actor].crash].end == np.inf):
+            slowest = min(slowest, t.actors[actor].clock)
     before = -1
     other = t.counts[HELD]
     while other >= 0:
@@ -504,13 +492,6 @@ def resume_held(t: Tables, now):  # type: ignore[no-untyped-def]
             schedule_event(t, now, WAIT_ENDS, other)
         other = after
     return slowest
-
-
-@inlined
-def advance_clock(t: Tables, actor, slack, now):  # type: ignore[no-untyped-def]
-    """Advance an actor's clock, which may resume others; return whether the actor itself may continue."""
-    t.actors[actor].clock += 1
-    return t.actors[actor].clock - resume_held(t, now) <= slack
 
 
 @inlined
@@ -551,8 +532,10 @@ def run_at_servers(t: Tables, actor, op, now):  # type: ignore[no-untyped-def]
         if t.counts[RETURNS] == 1:
             log_row(t, op, actor, op, now, now, now)
         return ASKED if number == 1 else CONTINUES
-    if kind == CLOCK and advance_clock(t, actor, number, now):
-        return CONTINUES
+    if kind == CLOCK:
+        t.actors[actor].clock += 1
+        if t.actors[actor].clock - resume_held(t, now) <= number:
+            return CONTINUES
     if kind == MEET and number == 0 and t.actors[actor].part == DROPPED:
         return CONTINUES
     t.actors[actor].start = now
@@ -905,101 +888,92 @@ def handle_event(t: Tables, item, now):  # type: ignore[no-untyped-def]
     return -1
 
 
-def _entry_point(stamp: int) -> Any:
-    """Return the function that Python calls; its cache key includes `stamp`, a hash of the inlined sources."""
-
-    @entry
-    def run_actors(  # type: ignore[no-untyped-def]
-        table: Ints, limit, counts, reals, ops, seconds, actors, connections, servers, rounds, factors, choices,
-        slow, devices, contention, crashes, calendar, sends, messages, log, pauses,
-    ):  # fmt: skip
-        """Simulate the actors up to and including `limit` (s), or until Python has to act; return the status."""
-        stamp  # noqa: B018
-        t = Tables(
-            column(counts), column(reals), column(ops), column(seconds), column(actors), column(connections),
-            column(servers), column(rounds), column(factors), column(choices), column(slow), column(devices),
-            column(contention), column(crashes), column(calendar), column(sends), column(messages), column(log), pauses,
-        )  # fmt: skip
-        counts, reals, ops, actors = t.counts, t.reals, t.ops, t.actors
-        devices, calendar, sends, log = t.devices, t.calendar, t.sends, t.log
-        net = attach(table)
-        insert_woken(counts, calendar)
-        if counts[ENDING] == 1:
-            counts[ENDING] = 0
-            schedule_event(t, reals[NOW], END, 0)
-        while True:
-            now = reals[NOW]
-            reals[OPENS] = earliest(pauses, now)
-            logged = counts[N_LOGGED]
-            left = counts[UPDATES_LEFT]
-            actor = counts[PENDING]
-            if counts[ASKING] >= 0:
-                answer(t)
-            if actor < 0 and log.size - logged < ops.size + 2:
-                return LOGGED
-            if actor < 0 and counts[RESUMED] >= 0:
-                actor = counts[RESUMED]
-                counts[RESUMED] = actors[actor].next
-                resume(t, actor, now)
-            elif actor < 0:
-                after = next_event(t, actors, WORK_ENDS, N_EVENTS)
-                if after > now:
-                    for i in range(counts[N_SENDS]):
-                        send(t, table, reals, sends[i], now)
-                        reals[QUIET] = -np.inf
-                        if devices.size > 0:
-                            change_in_flight(t, sends[i] >> 1, 1, now)
-                    n = counts[N_SENDS]
-                    counts[N_SENDS] = 0
-                    if devices.size > 0 and n > 0:
-                        continue  # sending may have rescheduled the next event
-                if after > reals[QUIET]:
-                    status = call_advance(counts[ADVANCE], table, min(after, limit))
-                    if status == NETWORK_FULL:
-                        return FULL
-                    if status == FOREIGN:
-                        return OTHERS
-                    if status != IDLE:
-                        n = net.counts[N_OUT]
-                        net.counts[N_OUT] = 0
-                        sort(net.out, n)
-                        time = net.reals[NETWORK_NOW]
-                        counts[N_TAKEN] += n
-                        for i in range(n):
-                            message = ((-1 - net.out[i].id) & LOCAL) % t.messages.size
-                            if message == t.messages.size - 1:
-                                net.out[counts[N_ELSEWHERE]].id = net.out[i].id
-                                net.out[counts[N_ELSEWHERE]].rank = net.out[i].rank
-                                counts[N_ELSEWHERE] += 1
-                            else:
-                                schedule_event(t, time, ANSWERED if message & 1 == 1 else ARRIVES, message >> 1)
-                        if counts[N_ELSEWHERE] > 0:
-                            reals[WHEN] = time
-                            return ELSEWHERE
-                        continue
-                    reals[QUIET] = after
-                if after > limit:
-                    return LIMIT
-                if after == np.inf:
-                    return STUCK
-                reals[NOW] = after
-                reals[OPENS] = earliest(pauses, after)
-                now = after
-                item = pop(counts, calendar)
-                if item % N_EVENTS == END:
-                    return OVER
-                actor = handle_event(t, item, now)
-            counts[PENDING] = -1
-            if actor >= 0:
-                status = run_operations(t, actor, now)
-                if status != GOING:
-                    return status
-            if left > 0 and counts[UPDATES_LEFT] == 0 and counts[RETURNS] == 1:
-                return UPDATED
-            if counts[ASKS] == 1 and counts[N_LOGGED] > logged and log[counts[N_LOGGED] - 1].what == SERVED:
-                return ASKED
-
-    return run_actors
-
-
-run_actors = _entry_point(network_stamp())
+@entry
+def run_actors(  # type: ignore[no-untyped-def]
+    table: Ints, limit, counts, reals, ops, seconds, actors, connections, servers, rounds, factors, choices,
+    slow, devices, contention, crashes, calendar, sends, messages, log, pauses,
+):  # fmt: skip
+    """Simulate the actors up to and including `limit` (s), or until Python has to act; return the status."""
+    t = Tables(
+        column(counts), column(reals), column(ops), column(seconds), column(actors), column(connections),
+        column(servers), column(rounds), column(factors), column(choices), column(slow), column(devices),
+        column(contention), column(crashes), column(calendar), column(sends), column(messages), column(log), pauses,
+    )  # fmt: skip
+    counts, reals, ops, actors = t.counts, t.reals, t.ops, t.actors
+    devices, calendar, sends, log = t.devices, t.calendar, t.sends, t.log
+    net = attach(table)
+    insert_woken(counts, calendar)
+    if counts[ENDING] == 1:
+        counts[ENDING] = 0
+        schedule_event(t, reals[NOW], END, 0)
+    while True:
+        now = reals[NOW]
+        reals[OPENS] = earliest(pauses, now)
+        logged = counts[N_LOGGED]
+        left = counts[UPDATES_LEFT]
+        actor = counts[PENDING]
+        if counts[ASKING] >= 0:
+            answer(t)
+        if actor < 0 and log.size - logged < ops.size + 2:
+            return LOGGED
+        if actor < 0 and counts[RESUMED] >= 0:
+            actor = counts[RESUMED]
+            counts[RESUMED] = actors[actor].next
+            resume(t, actor, now)
+        elif actor < 0:
+            after = next_event(t, actors, WORK_ENDS, N_EVENTS)
+            if after > now:
+                for i in range(counts[N_SENDS]):
+                    send(t, table, reals, sends[i], now)
+                    reals[QUIET] = -np.inf
+                    if devices.size > 0:
+                        change_in_flight(t, sends[i] >> 1, 1, now)
+                n = counts[N_SENDS]
+                counts[N_SENDS] = 0
+                if devices.size > 0 and n > 0:
+                    continue  # sending may have rescheduled the next event
+            if after > reals[QUIET]:
+                status = call_advance(counts[ADVANCE], table, min(after, limit))
+                if status == NETWORK_FULL:
+                    return FULL
+                if status == FOREIGN:
+                    return OTHERS
+                if status != IDLE:
+                    n = net.n_out
+                    net.n_out = 0
+                    sort(net.out, n)
+                    time = net.now
+                    counts[N_TAKEN] += n
+                    for i in range(n):
+                        message = ((-1 - net.out[i].id) & LOCAL) % t.messages.size
+                        if message == t.messages.size - 1:
+                            net.out[counts[N_ELSEWHERE]].id = net.out[i].id
+                            net.out[counts[N_ELSEWHERE]].rank = net.out[i].rank
+                            counts[N_ELSEWHERE] += 1
+                        else:
+                            schedule_event(t, time, ANSWERED if message & 1 == 1 else ARRIVES, message >> 1)
+                    if counts[N_ELSEWHERE] > 0:
+                        reals[WHEN] = time
+                        return ELSEWHERE
+                    continue
+                reals[QUIET] = after
+            if after > limit:
+                return LIMIT
+            if after == np.inf:
+                return STUCK
+            reals[NOW] = after
+            reals[OPENS] = earliest(pauses, after)
+            now = after
+            item = pop(counts, calendar)
+            if item % N_EVENTS == END:
+                return OVER
+            actor = handle_event(t, item, now)
+        counts[PENDING] = -1
+        if actor >= 0:
+            status = run_operations(t, actor, now)
+            if status != GOING:
+                return status
+        if left > 0 and counts[UPDATES_LEFT] == 0 and counts[RETURNS] == 1:
+            return UPDATED
+        if counts[ASKS] == 1 and counts[N_LOGGED] > logged and log[counts[N_LOGGED] - 1].what == SERVED:
+            return ASKED

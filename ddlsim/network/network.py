@@ -119,8 +119,8 @@ class Network:
         """
         net = self.engine.net
         net.channels["capacity"][channels] /= factors
-        net.reals[st.NARROWEST] = np.min(net.channels["capacity"], initial=np.inf)
-        for name in ("free", "loaded", "burst", "tokens") if net.counts[st.SHAPED] else ():
+        net.reals.narrowest = np.min(net.channels["capacity"], initial=np.inf)
+        for name in ("free", "loaded", "burst", "tokens") if net.counts.shaped else ():
             net.buckets[name][channels] /= factors
 
     @property
@@ -186,10 +186,10 @@ class Network:
 
         Returns None if nothing finishes by then, or if completions of another client come first.
         """
-        self.engine.net.counts[st.CLIENT] = self.client
+        self.engine.net.counts.client = self.client
         while (status := kernel.advance(self.engine.table, float(until))) == st.FULL:
             self.engine.make_room()
-        reached = until if status == st.IDLE and until < np.inf else float(self.engine.net.reals[st.NOW])
+        reached = until if status == st.IDLE and until < np.inf else self.engine.net.reals.now
         self.engine.now = max(self.engine.now, reached)
         return self._take() if status == st.VISIBLE else None
 
@@ -201,7 +201,7 @@ class Network:
 
         The addresses are valid until something is prepared or sent, an array grows, or another client advances time.
         """
-        self._engine.net.counts[st.CLIENT] = self.client
+        self._engine.net.counts.client = self.client
         return self._engine.table
 
     @property
@@ -271,13 +271,13 @@ class Network:
     def waiting_clients(self) -> list[int]:
         """Sorted numbers of the clients that have completions to collect at the present time."""
         net = self._engine.net
-        n = int(net.counts[st.N_FOREIGN])
+        n = net.counts.n_foreign
         return sorted(set(net.foreign["client"][:n].tolist())) if n else []
 
     @property
     def others_wait(self) -> bool:
         """Whether another client has completions to collect."""
-        return bool(self._engine.net.counts[st.N_FOREIGN])
+        return bool(self._engine.net.counts.n_foreign)
 
     def is_under_way(self, client: int) -> bool:
         """Whether a client has messages in flight."""
@@ -292,8 +292,8 @@ class Network:
     def pending(self) -> bool:
         """Whether messages are in flight or completions have not been collected."""
         counts = self._engine.net.counts
-        timers = counts[st.FIFO_TAIL] - counts[st.FIFO_HEAD] + counts[st.N_TIMER_HEAP]
-        return bool(counts[st.N_ACTIVE] + counts[st.N_QUEUED] + timers + counts[st.N_OUT] + counts[st.N_FOREIGN])
+        timers = counts.fifo_tail - counts.fifo_head + counts.n_timer_heap
+        return bool(counts.n_active + counts.n_queued + timers + counts.n_out + counts.n_foreign)
 
     @property
     def now(self) -> float:
@@ -325,18 +325,18 @@ class Network:
     @property
     def n_channels(self) -> int:
         """Number of channels of the cluster, without those of traffic sources."""
-        return int(self._engine.net.counts[st.N_LINKED]) - self.n_sources
+        return self._engine.net.counts.n_linked - self.n_sources
 
     @property
     def recording(self) -> bool:
         """Whether busy intervals are recorded."""
-        return bool(self._engine.net.counts[st.LOG_ON])
+        return bool(self._engine.net.counts.log_on)
 
     @property
     def n_live(self) -> int:
         """Number of this client's collectives that are prepared and not yet finished."""
         if not self.is_shared:
-            return int(self.engine.net.counts[st.N_LIVE])
+            return self.engine.net.counts.n_live
         instances = self.engine.net.instances[: self.n_instances]
         return int(((instances["client"] == self.client) & (instances["ranks_left"] > 0)).sum())
 
@@ -374,12 +374,12 @@ class Network:
     @property
     def n_messages(self) -> int:
         """Number of messages delivered so far, over all clients."""
-        return int(self.engine.net.counts[st.N_MESSAGES])
+        return self.engine.net.counts.n_messages
 
     @property
     def n_replayed(self) -> int:
         """Number of messages in `n_messages` that were replayed exactly without processing their events."""
-        return int(self.engine.net.counts[st.FAST_FORWARDED])
+        return self.engine.net.counts.fast_forwarded
 
     def busy_intervals(self) -> BusyIntervals:
         """Return the recorded busy intervals (requires ``record=True``). Open intervals end at the present time."""
@@ -390,8 +390,8 @@ class Network:
     def rates(self) -> tuple[list[list[int]], Floats]:
         """Return the channels of each active flow, and the rate of each active flow in bytes/s."""
         net = self.engine.net
-        n = int(net.counts[st.N_ACTIVE])
-        shift = int(net.counts[st.HOP_SHIFT])
+        n = net.counts.n_active
+        shift = net.counts.hop_shift
         blocks = net.flow_hops[: n << shift].reshape(n, 1 << shift).tolist()
         return [block[: block.index(st.LAST)] for block in blocks], net.flow_rate[:n].copy()
 
@@ -399,17 +399,17 @@ class Network:
 
     def _take(self) -> Completions:
         net = self.engine.net
-        n = int(net.counts[st.N_OUT])
+        n = net.counts.n_out
         ids, ranks = net.out["id"][:n].copy(), net.out["rank"][:n].copy()
         if n > 1:
             order = np.lexsort((ranks, np.where(ids < 0, -1 - ids - _FIRST, ids)))
             ids, ranks = ids[order], ranks[order]
-        net.counts[st.N_OUT] = 0
+        net.counts.n_out = 0
         self.engine.n_waiting -= n
         if ids[-1] >= 0:  # collectives come last
             collectives = ids[ids >= 0]
             self.engine.free(distinct(collectives[net.instances["ranks_left"][collectives] == 0]).tolist())
-        return Completions(float(net.reals[st.NOW]), ids, ranks)
+        return Completions(net.reals.now, ids, ranks)
 
 
 def schedule_time(

@@ -25,31 +25,7 @@ import numpy as np
 from ddlsim.compiler import called, inlined
 from ddlsim.network.flows import add_flow, enqueue, free_reverse, link_bytes, load_reverse, log_busy, renumber
 from ddlsim.network.heap import heap_remove, heap_set
-from ddlsim.network.state import (
-    FLOWING,
-    HEAP_VALID,
-    HOP_SHIFT,
-    LOG_ON,
-    N_ACTIVE,
-    N_DIRTY,
-    N_ENDED,
-    N_FREE_MARKS,
-    N_HEAP,
-    N_JOINING,
-    N_LINKED,
-    N_NEW,
-    N_QUEUE_HEAP,
-    N_QUEUED,
-    N_REFRESHED,
-    N_TOUCHED,
-    NOW,
-    QUEUE_TIME,
-    RERATED,
-    SHAPED,
-    TRANSPORTED,
-    UNITS,
-    Net,
-)
+from ddlsim.network.state import FLOWING, UNITS, View
 from ddlsim.network.sums import book_bytes
 
 #: kinds of marks: change of an inflow; first byte of a burst; last byte of a unit, and of a message
@@ -64,13 +40,13 @@ FULL_RATE = 1.0 + 1e-11  # inflows that exceed the service rate by less than thi
 
 
 @called
-def enter(net: Net, slot):  # type: ignore[no-untyped-def]
+def enter(net: View, slot):  # type: ignore[no-untyped-def]
     """Start a message: as a flow, if it meets no other on its route, else in the queues at the end of this instant."""
-    now = net.reals[NOW]
+    now = net.now
     route = net.slots[slot].route
-    first = slot << net.counts[HOP_SHIFT]
+    first = slot << net.hop_shift
     n = 0
-    if net.counts[TRANSPORTED] == 1 and net.transports[route].channel >= 0:
+    if net.transported == 1 and net.transports[route].channel >= 0:
         net.crossings[first].channel = net.transports[route].channel
         n = 1
     for h in range(net.routes[route].first, net.routes[route].last):
@@ -80,7 +56,7 @@ def enter(net: Net, slot):  # type: ignore[no-untyped-def]
         net.crossings[entry].stage = 0
     net.trains[slot].start = now
     net.trains[slot].hops = n
-    net.trains[slot].wire = link_bytes(net, slot) if net.counts[SHAPED] == 0 else net.wire[slot]
+    net.trains[slot].wire = link_bytes(net, slot) if net.shaped == 0 else net.wire[slot]
     alone = True
     for entry in range(first, first + n):
         channel = net.crossings[entry].channel
@@ -98,49 +74,49 @@ def enter(net: Net, slot):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def join(net: Net, slot):  # type: ignore[no-untyped-def]
+def join(net: View, slot):  # type: ignore[no-untyped-def]
     """Let a message enter the queues at the end of this instant, and reserve its route."""
-    first = slot << net.counts[HOP_SHIFT]
+    first = slot << net.hop_shift
     for entry in range(first, first + net.trains[slot].hops):
         channel = net.crossings[entry].channel
         net.queues[channel].expected += 1
-    net.joining[net.counts[N_JOINING]] = slot
-    net.counts[N_JOINING] += 1
-    net.counts[N_QUEUED] += 1
-    net.counts[RERATED] += 1  # this round cannot be replayed
+    net.joining[net.n_joining] = slot
+    net.n_joining += 1
+    net.n_queued += 1
+    net.rerated += 1  # this round cannot be replayed
 
 
 @inlined
-def meet(net: Net, channel):  # type: ignore[no-untyped-def]
+def meet(net: View, channel):  # type: ignore[no-untyped-def]
     """Move the flow that uses a channel on its own, if there is one, to the queues."""
     if net.channels[channel].used == 0 or net.queues[channel].expected > 0:
         return
-    flow = np.int64(net.pool[net.channels[channel].first]) >> net.counts[HOP_SHIFT]
+    flow = np.int64(net.pool[net.channels[channel].first]) >> net.hop_shift
     slot = net.flows[flow].slot
-    first = slot << net.counts[HOP_SHIFT]
+    first = slot << net.hop_shift
     for entry in range(first, first + net.trains[slot].hops):
         net.crossings[entry].stage = 1  # a flow is on all links from its start
     place = net.flows[flow].heap_place
-    if net.counts[HEAP_VALID] == 1 and place >= 0:
-        net.counts[N_HEAP] = heap_remove(net.heap, net.flows, net.counts[N_HEAP], flow)
-    last = net.counts[N_ACTIVE] - 1
-    new = net.counts[N_ACTIVE] - net.counts[N_NEW]
+    if net.heap_valid == 1 and place >= 0:
+        net.n_heap = heap_remove(net.heap, net.flows, net.n_heap, flow)
+    last = net.n_active - 1
+    new = net.n_active - net.n_new
     if flow >= new:
-        net.counts[N_NEW] -= 1
+        net.n_new -= 1
     elif flow != new - 1:  # flows without a rate have to stay last
         renumber(net, new - 1, flow)
     free = max(flow, new - 1)
     if free != last:
         renumber(net, last, free)
-    net.counts[N_ACTIVE] = last
+    net.n_active = last
     join(net, slot)
 
 
 @inlined
-def inject(net: Net, slot):  # type: ignore[no-untyped-def]
+def inject(net: View, slot):  # type: ignore[no-untyped-def]
     """Put a message into the queue of its first link: all of it, or as much as its window allows."""
     train = net.trains[slot]
-    first = slot << net.counts[HOP_SHIFT]
+    first = slot << net.hop_shift
     for entry in range(first, first + train.hops):
         net.crossings[entry].inflow = 0.0
         net.crossings[entry].head = 0.0
@@ -150,25 +126,28 @@ def inject(net: Net, slot):  # type: ignore[no-untyped-def]
         if net.crossings[entry].stage == 1:
             list_onward(net, entry)
     window = np.inf
-    if net.counts[TRANSPORTED] == 1:
+    if net.transported == 1:
         window = net.transports[net.slots[slot].route].window
-    if net.counts[SHAPED] == 1 and net.frames[net.slots[slot].route].header > 0.0:
+    if net.shaped == 1 and net.frames[net.slots[slot].route].header > 0.0:
         frame = net.frames[net.slots[slot].route]
         window += frame.header * np.ceil(window / frame.payload)
     net.trains[slot].unit = max(window / UNITS, train.wire / MOST_UNITS) if window < train.wire else train.wire
     net.trains[slot].allowed = np.int64(window / net.trains[slot].unit) if window < train.wire else 1
     net.trains[slot].left = train.wire
     net.trains[slot].flying = 0
-    if not wait_in_line(net, slot):
+    connection: int = ordered_connection(net, slot)
+    if connection >= 0 and net.connections[connection].busy == 1:  # others have to enter the first link before it
+        enqueue(net, slot, connection)
+    else:
         send_units(net, slot, 0)
 
 
 @called
-def send_units(net: Net, slot, arriving):  # type: ignore[no-untyped-def]
+def send_units(net: View, slot, arriving):  # type: ignore[no-untyped-def]
     """Put units of a message into the queue of its first link, as its window allows besides `arriving` units that
     arrive now, followed by those of the next messages on its connection."""
     while True:
-        entry = slot << net.counts[HOP_SHIFT]
+        entry = slot << net.hop_shift
         channel = net.crossings[entry].channel
         work(net, channel)
         handed_over = net.trains[slot].left <= 0.0  # earlier: the connection now serves another message
@@ -199,32 +178,22 @@ def send_units(net: Net, slot, arriving):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def ordered_connection(net: Net, slot):  # type: ignore[no-untyped-def]
+def ordered_connection(net: View, slot):  # type: ignore[no-untyped-def]
     """Return the connection of a message if that sends messages one after the other, else -1."""
-    if net.counts[TRANSPORTED] == 0:
+    if net.transported == 0:
         return -1
     connection = net.transports[net.slots[slot].route].connection
     return connection if connection >= 0 and net.connections[connection].ordered == 1 else -1
-
-
-@inlined
-def wait_in_line(net: Net, slot):  # type: ignore[no-untyped-def]
-    """Queue a message that has to wait for others of its connection to enter the first link; return whether it does."""
-    connection: int = ordered_connection(net, slot)
-    if connection < 0 or net.connections[connection].busy == 0:
-        return False
-    enqueue(net, slot, connection)
-    return True
 
 
 # ---------------------------------------------------------------- a queue
 
 
 @inlined
-def work(net: Net, channel):  # type: ignore[no-untyped-def]
+def work(net: View, channel):  # type: ignore[no-untyped-def]
     """Advance a queue to the present time."""
-    passed = net.reals[QUEUE_TIME] - net.queues[channel].time
-    net.queues[channel].time = net.reals[QUEUE_TIME]
+    passed = net.queue_time - net.queues[channel].time
+    net.queues[channel].time = net.queue_time
     if passed <= 0.0:
         return
     served = net.queues[channel].rate * passed
@@ -238,7 +207,7 @@ def work(net: Net, channel):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def begin_backlog(net: Net, channel):  # type: ignore[no-untyped-def]
+def begin_backlog(net: View, channel):  # type: ignore[no-untyped-def]
     """Begin a backlog. Positions of bytes are counted from its beginning."""
     net.queues[channel].backlogged = 1
     net.queues[channel].arrived = 0.0
@@ -246,7 +215,7 @@ def begin_backlog(net: Net, channel):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def put_mark(net: Net, channel, entry, kind, rate):  # type: ignore[no-untyped-def]
+def put_mark(net: View, channel, entry, kind, rate):  # type: ignore[no-untyped-def]
     """Put a mark behind the bytes that have arrived, in place of the same message's inflow mark at that position."""
     last = net.queues[channel].last
     position = net.queues[channel].arrived
@@ -254,8 +223,8 @@ def put_mark(net: Net, channel, entry, kind, rate):  # type: ignore[no-untyped-d
     if again and net.queue_marks[last].entry == entry and net.queue_marks[last].position == position:
         net.queue_marks[last].rate = rate
         return
-    net.counts[N_FREE_MARKS] -= 1
-    mark = net.free_marks[net.counts[N_FREE_MARKS]]
+    net.n_free_marks -= 1
+    mark = net.free_marks[net.n_free_marks]
     net.queue_marks[mark].position = position
     net.queue_marks[mark].rate = rate
     net.queue_marks[mark].entry = entry
@@ -269,10 +238,10 @@ def put_mark(net: Net, channel, entry, kind, rate):  # type: ignore[no-untyped-d
 
 
 @called
-def set_inflow(net: Net, channel, entry, rate):  # type: ignore[no-untyped-def]
+def set_inflow(net: View, channel, entry, rate):  # type: ignore[no-untyped-def]
     """Set the rate at which bytes of a message arrive at the tail of a queue."""
     before = net.crossings[entry].inflow
-    now = net.reals[QUEUE_TIME]
+    now = net.queue_time
     net.crossings[entry].entered += before * (now - net.crossings[entry].since)
     net.crossings[entry].since = now
     net.crossings[entry].inflow = rate
@@ -283,7 +252,7 @@ def set_inflow(net: Net, channel, entry, rate):  # type: ignore[no-untyped-def]
 
 
 @called
-def set_head(net: Net, channel, entry, rate):  # type: ignore[no-untyped-def]
+def set_head(net: View, channel, entry, rate):  # type: ignore[no-untyped-def]
     """Set the arrival rate of the bytes of a message that now leave at the head of a queue."""
     before = net.crossings[entry].head
     through = net.queues[channel].through
@@ -297,16 +266,16 @@ def set_head(net: Net, channel, entry, rate):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def touch(net: Net, channel):  # type: ignore[no-untyped-def]
+def touch(net: View, channel):  # type: ignore[no-untyped-def]
     """Mark a queue for a recomputation of its outflows at this instant."""
     if net.queues[channel].touched == 0:
         net.queues[channel].touched = 1
-        net.touched[net.counts[N_TOUCHED]] = channel
-        net.counts[N_TOUCHED] += 1
+        net.touched[net.n_touched] = channel
+        net.n_touched += 1
 
 
 @inlined
-def schedule(net: Net, channel):  # type: ignore[no-untyped-def]
+def schedule(net: View, channel):  # type: ignore[no-untyped-def]
     """Schedule a queue's next event: a mark reaches the head, or the queue is empty."""
     queue = net.queues[channel]
     time = np.inf
@@ -315,16 +284,16 @@ def schedule(net: Net, channel):  # type: ignore[no-untyped-def]
     elif queue.backlogged == 1 and queue.inflow * FULL_RATE < queue.rate:
         time = queue.time + max(queue.arrived - queue.served, 0.0) / (queue.rate - queue.inflow)
     if time < np.inf:
-        net.counts[N_QUEUE_HEAP] = heap_set(net.queue_heap, net.queues, net.counts[N_QUEUE_HEAP], time, channel)
+        net.n_queue_heap = heap_set(net.queue_heap, net.queues, net.n_queue_heap, time, channel)
     elif queue.heap_place >= 0:
-        net.counts[N_QUEUE_HEAP] = heap_remove(net.queue_heap, net.queues, net.counts[N_QUEUE_HEAP], channel)
+        net.n_queue_heap = heap_remove(net.queue_heap, net.queues, net.n_queue_heap, channel)
 
 
 @called
-def refresh(net: Net, channel):  # type: ignore[no-untyped-def]
+def refresh(net: View, channel):  # type: ignore[no-untyped-def]
     """Compute the rates at which messages leave a queue, and pass them on to the next links."""
     work(net, channel)
-    net.counts[N_REFRESHED] += 1
+    net.n_refreshed += 1
     inflow = net.queues[channel].inflow
     capacity = net.queues[channel].capacity
     if net.queues[channel].backlogged == 0 and inflow > capacity * FULL_RATE:
@@ -345,10 +314,10 @@ def refresh(net: Net, channel):  # type: ignore[no-untyped-def]
 
 
 @called
-def flow_on(net: Net, entry, rate):  # type: ignore[no-untyped-def]
+def flow_on(net: View, entry, rate):  # type: ignore[no-untyped-def]
     """Set the rate of a message's bytes into a link, and into those behind it as long as these have no backlog."""
     # around a cycle of full links without a backlog, changes would become ever smaller but never vanish
-    rounds = net.counts[N_REFRESHED] // net.queues.size
+    rounds = net.n_refreshed // net.queues.size
     same = SAME * (1 + rounds) ** 4
     while True:
         before = net.crossings[entry].inflow
@@ -374,25 +343,25 @@ def flow_on(net: Net, entry, rate):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def is_last(net: Net, entry):  # type: ignore[no-untyped-def]
-    shift = net.counts[HOP_SHIFT]
+def is_last(net: View, entry):  # type: ignore[no-untyped-def]
+    shift = net.hop_shift
     return entry + 1 == ((entry >> shift) << shift) + net.trains[entry >> shift].hops
 
 
 @called
-def leave(net: Net, entry, kind):  # type: ignore[no-untyped-def]
+def leave(net: View, entry, kind):  # type: ignore[no-untyped-def]
     """Let the last byte of a unit (of a message, if `kind` is END) leave a link, and the links behind it that have no
     backlog."""
     while True:
         if kind == END:
             depart(net, entry)
         if is_last(net, entry):
-            slot = entry >> net.counts[HOP_SHIFT]
+            slot = entry >> net.hop_shift
             net.trains[slot].flying -= 1
             if kind == END:
-                net.ended[net.counts[N_ENDED]] = slot
-                net.counts[N_ENDED] += 1
-                net.counts[N_QUEUED] -= 1
+                net.ended[net.n_ended] = slot
+                net.n_ended += 1
+                net.n_queued -= 1
             else:
                 send_units(net, slot, 1)  # a window slides while bytes arrive
             return
@@ -400,7 +369,7 @@ def leave(net: Net, entry, kind):  # type: ignore[no-untyped-def]
         channel = net.crossings[entry].channel
         work(net, channel)
         set_inflow(net, channel, entry, 0.0)
-        train = net.trains[entry >> net.counts[HOP_SHIFT]]
+        train = net.trains[entry >> net.hop_shift]
         size = train.last if kind == END else train.unit
         missing = size - net.crossings[entry].entered  # lost to rounding of times, if earlier links are fast
         net.crossings[entry].entered = 0.0
@@ -426,7 +395,7 @@ def leave(net: Net, entry, kind):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def list_onward(net: Net, entry):  # type: ignore[no-untyped-def]
+def list_onward(net: View, entry):  # type: ignore[no-untyped-def]
     """Add a message to the list of those on a link that continue to another link."""
     if is_last(net, entry):
         return
@@ -440,7 +409,7 @@ def list_onward(net: Net, entry):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def arrive(net: Net, entry):  # type: ignore[no-untyped-def]
+def arrive(net: View, entry):  # type: ignore[no-untyped-def]
     """Let the first byte of a message reach a link."""
     if net.crossings[entry].stage != 0:
         return
@@ -449,16 +418,16 @@ def arrive(net: Net, entry):  # type: ignore[no-untyped-def]
     channel = net.crossings[entry].channel
     net.channels[channel].used += 1
     if net.channels[channel].used == 1:
-        net.channels[channel].since = net.reals[QUEUE_TIME]
+        net.channels[channel].since = net.queue_time
         net.queues[channel].capacity = net.channels[channel].capacity
-        if net.counts[SHAPED] == 1:
+        if net.shaped == 1:
             load_reverse(net, channel)
 
 
 @inlined
-def depart(net: Net, entry):  # type: ignore[no-untyped-def]
+def depart(net: View, entry):  # type: ignore[no-untyped-def]
     """Let the last byte of a message leave a link."""
-    slot = entry >> net.counts[HOP_SHIFT]
+    slot = entry >> net.hop_shift
     channel = net.crossings[entry].channel
     net.crossings[entry].stage = 2
     if not is_last(net, entry):
@@ -473,12 +442,12 @@ def depart(net: Net, entry):  # type: ignore[no-untyped-def]
     net.queues[channel].expected -= 1
     net.channels[channel].used -= 1
     if net.channels[channel].used == 0:
-        now = net.reals[QUEUE_TIME]
+        now = net.queue_time
         since = net.channels[channel].since
         net.channels[channel].busy += now - since
-        if net.counts[LOG_ON] == 1 and channel < net.counts[N_LINKED]:
+        if net.log_on == 1 and channel < net.n_linked:
             log_busy(net, channel, since, now, False)
-        if net.counts[SHAPED] == 1:
+        if net.shaped == 1:
             free_reverse(net, channel)
 
 
@@ -486,27 +455,27 @@ def depart(net: Net, entry):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def marks_suffice(net: Net):  # type: ignore[no-untyped-def]
+def marks_suffice(net: View):  # type: ignore[no-untyped-def]
     """Whether there are enough free marks for any consequences of a queue's next event."""
-    return net.counts[N_FREE_MARKS] >= ((net.counts[N_QUEUED] + UNITS) << net.counts[HOP_SHIFT]) + 4 * UNITS + 4
+    return net.n_free_marks >= ((net.n_queued + UNITS) << net.hop_shift) + 4 * UNITS + 4
 
 
 @called
-def serve(net: Net, limit):  # type: ignore[no-untyped-def]
+def serve(net: View, limit):  # type: ignore[no-untyped-def]
     """Advance the queues to `limit`, as long as there are enough free marks."""
     while marks_suffice(net):
-        if net.counts[N_TOUCHED] > 0:
-            net.counts[N_TOUCHED] -= 1
-            channel = np.int64(net.touched[net.counts[N_TOUCHED]])
+        if net.n_touched > 0:
+            net.n_touched -= 1
+            channel = np.int64(net.touched[net.n_touched])
             net.queues[channel].touched = 0
             refresh(net, channel)
             continue
-        if net.counts[N_QUEUE_HEAP] == 0 or net.queue_heap[0].time > limit:
+        if net.n_queue_heap == 0 or net.queue_heap[0].time > limit:
             return
         channel = net.queue_heap[0].item
-        if net.queue_heap[0].time > net.reals[QUEUE_TIME]:
-            net.reals[QUEUE_TIME] = net.queue_heap[0].time
-            net.counts[N_REFRESHED] = 0
+        if net.queue_heap[0].time > net.queue_time:
+            net.queue_time = net.queue_heap[0].time
+            net.n_refreshed = 0
         work(net, channel)
         touch(net, channel)
         mark = np.int64(net.queues[channel].first)
@@ -523,8 +492,8 @@ def serve(net: Net, limit):  # type: ignore[no-untyped-def]
             net.queues[channel].first = following
             if following < 0:
                 net.queues[channel].last = -1
-            net.free_marks[net.counts[N_FREE_MARKS]] = mark
-            net.counts[N_FREE_MARKS] += 1
+            net.free_marks[net.n_free_marks] = mark
+            net.n_free_marks += 1
             if kind == BURST:
                 net.queues[channel].burst = entry
             elif kind != INFLOW and net.queues[channel].burst == entry:
@@ -538,43 +507,34 @@ def serve(net: Net, limit):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def has_begun(net: Net):  # type: ignore[no-untyped-def]
-    """Whether an instant is unfinished for lack of free marks."""
-    return net.counts[N_ENDED] + net.counts[N_JOINING] + net.counts[N_TOUCHED] + net.counts[N_DIRTY] > 0
-
-
-@inlined
-def next_event(net: Net):  # type: ignore[no-untyped-def]
+def next_event(net: View):  # type: ignore[no-untyped-def]
     """Return the time of the next event of a queue, inf if there is none."""
-    if has_begun(net):
-        return net.reals[NOW]
-    return net.queue_heap[0].time if net.counts[N_QUEUE_HEAP] > 0 else np.inf
+    if net.n_ended + net.n_joining + net.n_touched + net.n_dirty > 0:  # an instant is unfinished for lack of free marks
+        return net.now
+    return net.queue_heap[0].time if net.n_queue_heap > 0 else np.inf
 
 
 @inlined
-def list_ended(net: Net, n):  # type: ignore[no-untyped-def]
+def list_ended(net: View, n):  # type: ignore[no-untyped-def]
     """Write the messages that have left their last queue to `scratch`, behind `n` others; return the new length."""
-    for i in range(net.counts[N_ENDED]):
+    for i in range(net.n_ended):
         net.scratch[n] = net.ended[i]
         n += 1
-    net.counts[N_ENDED] = 0
+    net.n_ended = 0
     return n
 
 
 @called
-def settle(net: Net):  # type: ignore[no-untyped-def]
+def settle(net: View):  # type: ignore[no-untyped-def]
     """Let the messages and capacity changes of this instant take effect in the queues."""
-    now = net.reals[NOW]
-    while net.counts[N_JOINING] + net.counts[N_DIRTY] > 0 and marks_suffice(net):
-        for i in range(net.counts[N_DIRTY]):
+    now = net.now
+    while net.n_joining + net.n_dirty > 0 and marks_suffice(net):
+        for i in range(net.n_dirty):
             channel = np.int64(net.dirty[i])
             begun = net.channels[channel].used > 0 and net.queues[channel].expected == 0
-            if (
-                begun
-                and net.flow_rate[np.int64(net.pool[net.channels[channel].first]) >> net.counts[HOP_SHIFT]] < np.inf
-            ):
+            if begun and net.flow_rate[np.int64(net.pool[net.channels[channel].first]) >> net.hop_shift] < np.inf:
                 meet(net, channel)
-        n = net.counts[N_JOINING]
+        n = net.n_joining
         done = 0
         for late in range(2):  # first former flows, replayed from their own start times
             for i in range(n):
@@ -583,22 +543,22 @@ def settle(net: Net):  # type: ignore[no-untyped-def]
                     net.joining[i] = -1
                     done += 1
                     if late == 0:
-                        net.reals[QUEUE_TIME] = net.trains[slot].start
+                        net.queue_time = net.trains[slot].start
                     else:
-                        net.reals[QUEUE_TIME] = now
-                    net.counts[N_REFRESHED] = 0
+                        net.queue_time = now
+                    net.n_refreshed = 0
                     inject(net, slot)
                     if late == 0:
                         serve(net, now)
         left = 0
-        for i in range(net.counts[N_JOINING]):
+        for i in range(net.n_joining):
             if net.joining[i] >= 0:
                 net.joining[left] = net.joining[i]
                 left += 1
-        net.counts[N_JOINING] = left
-        net.reals[QUEUE_TIME] = now
-        n = net.counts[N_DIRTY]
-        net.counts[N_DIRTY] = 0
+        net.n_joining = left
+        net.queue_time = now
+        n = net.n_dirty
+        net.n_dirty = 0
         for i in range(n):
             channel = np.int64(net.dirty[i])
             net.queues[channel].dirty = 0

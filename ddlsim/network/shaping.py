@@ -1,6 +1,6 @@
 """Link behaviour beyond bandwidth: frames with headers, token buckets, acknowledgements.
 
-This code is active (``SHAPED`` is 1) only if a link of the cluster asks for it. docs/models/tcp.md has the formulas.
+This code is active (``shaped`` is 1) only if a link of the cluster asks for it. docs/models/tcp.md has the formulas.
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 from ddlsim.compiler import inlined
-from ddlsim.network.extension_calls import begin
-from ddlsim.network.flows import share_of
-from ddlsim.network.state import NOW, Net
+from ddlsim.network.flows import begin, share_of
+from ddlsim.network.state import View
 from ddlsim.network.sums import book_bytes
 
 
 @inlined
-def start_shaped(net: Net, slot, follows):  # type: ignore[no-untyped-def]
+def start_shaped(net: View, slot, follows):  # type: ignore[no-untyped-def]
     """Start a message, less what token buckets on its route pass at once (nothing if it `follows` another message).
 
     Returns False if the whole message has passed at once, and so has arrived.
@@ -39,7 +38,7 @@ def start_shaped(net: Net, slot, follows):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def wire_bytes(net: Net, slot):  # type: ignore[no-untyped-def]
+def wire_bytes(net: View, slot):  # type: ignore[no-untyped-def]
     """Return the bytes that a message puts on the wire: payload and frame headers."""
     nbytes = net.slots[slot].nbytes
     route = net.slots[slot].route
@@ -50,13 +49,13 @@ def wire_bytes(net: Net, slot):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def saved_bytes(net: Net, first, last):  # type: ignore[no-untyped-def]
+def saved_bytes(net: View, first, last):  # type: ignore[no-untyped-def]
     """Return the bytes that pass at once over the channels hops[first:last]; refill the token buckets of idle channels.
 
     That is the smallest bucket level on the route if all channels with a bucket are idle and the narrowest channel has
     one, else 0. (A wider link without a bucket is assumed not to delay a burst.)
     """
-    now = net.reals[NOW]
+    now = net.now
     saved = np.inf
     narrowest = np.inf
     bare = np.inf

@@ -12,7 +12,7 @@ Busy seconds are plain sums, because the intervals of a replayed round equal tho
 from __future__ import annotations
 
 from ddlsim.compiler import inlined
-from ddlsim.network.state import Net
+from ddlsim.network.state import View
 
 
 @inlined
@@ -24,25 +24,18 @@ def two_sum(high, low, term):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def lost(term, n):  # type: ignore[no-untyped-def]
-    """Return the rounding error of n * term, exact for n below 2^27 (Dekker 1971, the halves of a product)."""
-    high = term * 134217729.0
-    high = high - (high - term)
-    return (n * high - n * term) + n * (term - high)
+def add_equal(high, low, term, n):  # type: ignore[no-untyped-def]
+    """Add n equal terms to a sum; return its high and low word."""
+    total, rest = two_sum(high, low, n * term)
+    if n != 1:  # the rounding error of n * term, exact for n below 2^27 (Dekker 1971, the halves of a product)
+        half = term * 134217729.0
+        half = half - (half - term)
+        rest += (n * half - n * term) + n * (term - half)
+    return total, rest
 
 
 @inlined
-def count(net: Net, place, term, n):  # type: ignore[no-untyped-def]
-    """Add n terms to one of the sums in ``Net.reals``."""
-    net.reals[place], net.reals[place + 1] = two_sum(net.reals[place], net.reals[place + 1], n * term)
-    if n != 1:
-        net.reals[place + 1] += lost(term, n)
-
-
-@inlined
-def book_bytes(net: Net, channel, nbytes, n):  # type: ignore[no-untyped-def]
+def book_bytes(net: View, channel, nbytes, n):  # type: ignore[no-untyped-def]
     """Count n messages that a channel has carried."""
     high, low = net.channels[channel].nbytes, net.channels[channel].nbytes_low
-    net.channels[channel].nbytes, net.channels[channel].nbytes_low = two_sum(high, low, n * nbytes)
-    if n != 1:
-        net.channels[channel].nbytes_low += lost(nbytes, n)
+    net.channels[channel].nbytes, net.channels[channel].nbytes_low = add_equal(high, low, nbytes, n)

@@ -10,18 +10,17 @@ started waits for its dependencies again.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from ddlsim.compiler import entry, inlined, network_stamp
+from ddlsim.compiler import entry, inlined
 from ddlsim.network.calendar import insert_woken, pop, push
 from ddlsim.network.devices import begin_work, change, next_event
 from ddlsim.network.intrinsics import attach, call_advance, call_join, call_send, column
 from ddlsim.network.pauses import earliest
-from ddlsim.network.state import FOREIGN, IDLE, LOCAL, N_OUT, Floats, Ints, Records, record
+from ddlsim.network.state import FOREIGN, IDLE, LOCAL, Floats, Ints, Records, record
 from ddlsim.network.state import FULL as NETWORK_FULL
-from ddlsim.network.state import NOW as NETWORK_NOW
 from ddlsim.network.sums import two_sum
 
 # Kinds of tasks
@@ -71,22 +70,17 @@ N_COUNTS = 25
 #: `waits` in all; place: rank in its collective, or number of its message; slow: first row in `slow`, or -1; device:
 #: that it works on, or occupies while it communicates, -1 if none is slowed down; ticket: sequence number of its event,
 #: if that can be rescheduled
-TASK = record(
-    seconds="f", start="f", end="f", first="n", last="n", missing="n", waits="n", kind="n", key="n", place="n",
-    step="n", slow="n", device="n", ticket="i",
-)  # fmt: skip
+TASK = record("f seconds start end", "n first last missing waits kind key place step slow device", "i ticket")
 #: common data of the tasks with one key. instance: of the network, -1 if none; members[first:first + size]: the tasks;
 #: not_ready: members that have not started; next: another key that completes with it, -1 if none; waiting: the receive
 #: that has started, -1 if none; delivered: 1 if the message has arrived; target: the receiving device that a message
 #: occupies, or -1; contention: its kind for the devices that it slows down
-EXCHANGE = record(
-    instance="n", first="n", size="n", not_ready="n", next="n", waiting="n", delivered="n", target="n", contention="n"
-)
+EXCHANGE = record("n instance first size not_ready next waiting delivered target contention")
 #: what runs as an instance of the network: its first key (-1: it has no tasks), ranks that have not completed, the
 #: queue that launched it (-1: none)
-LAUNCH = record(key="n", left="n", queue="n")
+LAUNCH = record("n key left queue")
 #: the message of the task `row`, over a `route` of the network
-MESSAGE = record(row="n", source="n", target="n", route="n", nbytes="f")
+MESSAGE = record("n row source target route", "f nbytes")
 
 
 class Tables(NamedTuple):
@@ -321,102 +315,93 @@ def take(t: Tables, out, n, state):  # type: ignore[no-untyped-def]
     t.counts[N_TAKEN] += n
 
 
-def _entry_point(stamp: int) -> Any:
-    """Return the function that Python calls; its cache key includes `stamp`, a hash of the inlined sources."""
+@entry
+def execute(  # type: ignore[no-untyped-def]
+    table: Ints, limit, counts, clock, tasks, following, exchanges, members, launches, left, calendar, ended, ready,
+    join_instances, join_ranks, sends, messages, freed, slow, devices, contention, changes, pauses,
+):  # fmt: skip
+    """Execute tasks up to and including `limit` (s), or until Python has to act; return the status.
 
-    @entry
-    def execute(  # type: ignore[no-untyped-def]
-        table: Ints, limit, counts, clock, tasks, following, exchanges, members, launches, left, calendar, ended, ready,
-        join_instances, join_ranks, sends, messages, freed, slow, devices, contention, changes, pauses,
-    ):  # fmt: skip
-        """Execute tasks up to and including `limit` (s), or until Python has to act; return the status.
-
-        If the limit is in the past, finish only the present instant, without joining or sending anything.
-        """
-        stamp  # noqa: B018
-        t = Tables(
-            column(counts), column(clock), column(tasks), column(following), column(exchanges), column(members),
-            column(launches), column(left), column(calendar), column(ended), column(ready), column(join_instances),
-            column(join_ranks), column(sends), column(messages), column(freed), column(slow), column(devices),
-            column(contention), column(changes), pauses,
-        )  # fmt: skip
-        counts, clock, ended, calendar = t.counts, t.now, t.ended, t.calendar
-        net = attach(table)
-        insert_woken(counts, calendar)
+    If the limit is in the past, finish only the present instant, without joining or sending anything.
+    """
+    t = Tables(
+        column(counts), column(clock), column(tasks), column(following), column(exchanges), column(members),
+        column(launches), column(left), column(calendar), column(ended), column(ready), column(join_instances),
+        column(join_ranks), column(sends), column(messages), column(freed), column(slow), column(devices),
+        column(contention), column(changes), pauses,
+    )  # fmt: skip
+    counts, clock, ended, calendar = t.counts, t.now, t.ended, t.calendar
+    net = attach(table)
+    insert_woken(counts, calendar)
+    while True:
         while True:
-            while True:
-                now = clock[0]
-                if counts[FIRST_READY] < counts[N_READY]:
-                    status = begin(t, t.ready[counts[FIRST_READY]], now)
-                    if status != END:
-                        return status
-                elif counts[FIRST_ENDED] < counts[N_ENDED]:
-                    row = ended[counts[FIRST_ENDED]]
-                    counts[FIRST_ENDED] += 1
-                    counts[FIRST_READY] = 0
-                    counts[N_READY] = 0
-                    if row < 0:
-                        counts[ARGUMENT] = -1 - row
-                        return LAUNCHED
-                    if finish(t, row, now):
-                        return STEP
-                else:
-                    break
-            counts[FIRST_READY] = 0
-            counts[N_READY] = 0
-            counts[FIRST_ENDED] = 0
-            counts[N_ENDED] = 0
-            if counts[N_CHANGES] > 0:
-                occupy(t, now)
-            after = next_event(t, t.tasks, 0, 1)
-            if after > now:
-                if limit < now:
-                    return LIMIT
-                n = counts[N_JOINS]
-                if n > 0 and n == counts[WHOLE] and counts[ANY_LARGE] == 1:
-                    return ENTERED
-                if n + counts[N_SENDS] > 0 and counts[EPISODE] != 0:
-                    return INTERRUPTED
-                if n > 0:
-                    counts[WHOLE] = 0
-                    counts[ANY_LARGE] = 0
-                    counts[N_JOINS] = 0
-                    call_join(counts[JOINING], table, join_instances[:n], join_ranks[:n], now)
-                n = counts[N_SENDS]
-                if counts[N_FLYING] + n > counts[RESERVED]:
-                    return FULL
-                counts[N_SENDS] = 0
-                counts[N_FLYING] += n
-                for i in range(n):
-                    send(t, table, clock, t.sends[i], now)
-            status = call_advance(counts[ADVANCE], table, min(after, limit))
-            if status == NETWORK_FULL:
-                return FULL
-            if status == FOREIGN:
-                return OTHERS
-            if status != IDLE:
-                clock[0] = net.reals[NETWORK_NOW]
-                n = net.counts[N_OUT]
-                net.counts[N_OUT] = 0
-                take(t, net.out, n, net.instances)
-                if counts[N_ELSEWHERE] > 0:
-                    return ELSEWHERE
-            elif after <= max(limit, now) and after < np.inf:
-                clock[0] = after
-                item = pop(counts, calendar)
-                if item <= HELD:
-                    t.ready[0] = HELD - item
-                    counts[N_READY] = 1
-                    continue
-                if item < 0:
-                    counts[ARGUMENT] = -1 - item
-                    return TICK
-                ended[0] = item
-                counts[N_ENDED] = 1
+            now = clock[0]
+            if counts[FIRST_READY] < counts[N_READY]:
+                status = begin(t, t.ready[counts[FIRST_READY]], now)
+                if status != END:
+                    return status
+            elif counts[FIRST_ENDED] < counts[N_ENDED]:
+                row = ended[counts[FIRST_ENDED]]
+                counts[FIRST_ENDED] += 1
+                counts[FIRST_READY] = 0
+                counts[N_READY] = 0
+                if row < 0:
+                    counts[ARGUMENT] = -1 - row
+                    return LAUNCHED
+                if finish(t, row, now):
+                    return STEP
             else:
-                return LIMIT if limit < np.inf else END
-
-    return execute
-
-
-execute = _entry_point(network_stamp())
+                break
+        counts[FIRST_READY] = 0
+        counts[N_READY] = 0
+        counts[FIRST_ENDED] = 0
+        counts[N_ENDED] = 0
+        if counts[N_CHANGES] > 0:
+            occupy(t, now)
+        after = next_event(t, t.tasks, 0, 1)
+        if after > now:
+            if limit < now:
+                return LIMIT
+            n = counts[N_JOINS]
+            if n > 0 and n == counts[WHOLE] and counts[ANY_LARGE] == 1:
+                return ENTERED
+            if n + counts[N_SENDS] > 0 and counts[EPISODE] != 0:
+                return INTERRUPTED
+            if n > 0:
+                counts[WHOLE] = 0
+                counts[ANY_LARGE] = 0
+                counts[N_JOINS] = 0
+                call_join(counts[JOINING], table, join_instances[:n], join_ranks[:n], now)
+            n = counts[N_SENDS]
+            if counts[N_FLYING] + n > counts[RESERVED]:
+                return FULL
+            counts[N_SENDS] = 0
+            counts[N_FLYING] += n
+            for i in range(n):
+                send(t, table, clock, t.sends[i], now)
+        status = call_advance(counts[ADVANCE], table, min(after, limit))
+        if status == NETWORK_FULL:
+            return FULL
+        if status == FOREIGN:
+            return OTHERS
+        if status != IDLE:
+            clock[0] = net.now
+            n = net.n_out
+            net.n_out = 0
+            take(t, net.out, n, net.instances)
+            if counts[N_ELSEWHERE] > 0:
+                return ELSEWHERE
+        elif after <= max(limit, now) and after < np.inf:
+            clock[0] = after
+            item = pop(counts, calendar)
+            if item <= HELD:
+                t.ready[0] = HELD - item
+                counts[N_READY] = 1
+                continue
+            if item < 0:
+                counts[ARGUMENT] = -1 - item
+                return TICK
+            ended[0] = item
+            counts[N_ENDED] = 1
+        else:
+            return LIMIT if limit < np.inf else END

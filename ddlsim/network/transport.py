@@ -1,6 +1,6 @@
 """Transport protocols between two nodes: rendezvous, queueing on connections, slow start and loss.
 
-This code is active (``TRANSPORTED`` is 1) only if a link of the cluster names its transport. docs/models/transport.md
+This code is active (``transported`` is 1) only if a link of the cluster names its transport. docs/models/transport.md
 lists the formulas and their sources.
 """
 
@@ -13,7 +13,7 @@ from ddlsim.compiler import inlined
 from ddlsim.network.calendar import push_timer
 from ddlsim.network.flows import enqueue
 from ddlsim.network.shaping import wire_bytes
-from ddlsim.network.state import CLEARED, EPOCH, FIFO, HOP_SHIFT, NOW, Net
+from ddlsim.network.state import CLEARED, View
 
 #: BBR (draft-cardwell-iccrg-bbr-congestion-control-02, sections 4.3.4.3, 4.6.3 and 4.6.4.2): bursts in flight, duration
 #: of a burst (s), pacing gain while probing, round trips per probing cycle
@@ -23,20 +23,20 @@ BURSTS, QUANTUM, PROBE, CYCLE = 3, 1e-3, 1.25, 8.0
 
 
 @inlined
-def asks(net: Net, slot):  # type: ignore[no-untyped-def]
+def asks(net: View, slot):  # type: ignore[no-untyped-def]
     """Whether a message is so large that its sender waits for the receiver's permission (rendezvous)."""
     eager = net.transports[net.slots[slot].route].eager
     return 0.0 < eager < net.slots[slot].nbytes
 
 
 @inlined
-def answer(net: Net, place):  # type: ignore[no-untyped-def]
+def answer(net: View, place):  # type: ignore[no-untyped-def]
     """The receiver of ``parked[place]`` is ready: if its sender has asked, send the permission, then the data."""
     slot = net.parked[place] - 1
     if slot < 0:
         return
     net.parked[place] = 0
-    asked = max(net.asked[slot], net.reals[NOW])
+    asked = max(net.asked[slot], net.now)
     push_timer(net, asked + net.transports[net.slots[slot].route].round_trip, slot)
 
 
@@ -44,7 +44,7 @@ def answer(net: Net, place):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def has_to_wait(net: Net, slot):  # type: ignore[no-untyped-def]
+def has_to_wait(net: View, slot):  # type: ignore[no-untyped-def]
     """Whether a message that could start has to wait for others of its connection, its window or a time-out; if so,
     schedule its start, else let it occupy the connection."""
     connection = net.transports[net.slots[slot].route].connection
@@ -53,13 +53,13 @@ def has_to_wait(net: Net, slot):  # type: ignore[no-untyped-def]
     if net.slots[slot].state == CLEARED:
         net.connections[connection].pending -= 1
         return times_out(net, slot, connection)
-    if net.counts[FIFO] == 0 and net.connections[connection].busy == 1:
+    if net.is_fifo == 0 and net.connections[connection].busy == 1:
         enqueue(net, slot, connection)
         return True
-    if net.counts[FIFO] == 0:  # under FIFO, messages wait for each other in queues
+    if net.is_fifo == 0:  # under FIFO, messages wait for each other in queues
         net.connections[connection].busy = net.connections[connection].ordered
     is_second = net.connections[connection].ordered == 1 and net.connections[connection].pending > 0
-    turn = net.connections[connection].released if is_second else net.reals[NOW]
+    turn = net.connections[connection].released if is_second else net.now
     late = clear(net, slot, connection)
     if is_second or late > 0.0:
         release(net, slot, connection, turn + late)
@@ -68,26 +68,26 @@ def has_to_wait(net: Net, slot):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def next_in_line(net: Net, slot):  # type: ignore[no-untyped-def]
+def next_in_line(net: View, slot):  # type: ignore[no-untyped-def]
     """Free the connection of a message that has arrived, and start the next message on it."""
     connection = net.transports[net.slots[slot].route].connection
     if connection < 0:
         return
     empty_ports(net, slot)
-    net.connections[connection].since = net.reals[NOW]
+    net.connections[connection].since = net.now
     net.connections[connection].under_way -= 1
-    if net.counts[FIFO] == 1:
+    if net.is_fifo == 1:
         return
     following = net.connections[connection].first
     if following < 0:
         net.connections[connection].busy = 0
         return
     net.connections[connection].first = net.line[following]
-    release(net, following, connection, net.reals[NOW] + clear(net, following, connection))
+    release(net, following, connection, net.now + clear(net, following, connection))
 
 
 @inlined
-def clear(net: Net, slot, connection):  # type: ignore[no-untyped-def]
+def clear(net: View, slot, connection):  # type: ignore[no-untyped-def]
     """Give a message its turn on the connection; return by how many seconds slow start delays it."""
     net.slots[slot].state = CLEARED
     net.connections[connection].under_way += 1
@@ -95,7 +95,7 @@ def clear(net: Net, slot, connection):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def release(net: Net, slot, connection, time):  # type: ignore[no-untyped-def]
+def release(net: View, slot, connection, time):  # type: ignore[no-untyped-def]
     """Schedule the start of a message for `time` (s), not before the previous start on an ordered connection."""
     net.connections[connection].released = time
     net.connections[connection].pending += 1
@@ -103,7 +103,7 @@ def release(net: Net, slot, connection, time):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def follows(net: Net, slot):  # type: ignore[no-untyped-def]
+def follows(net: View, slot):  # type: ignore[no-untyped-def]
     """Whether the previous message on an ordered connection is still in flight."""
     connection = net.transports[net.slots[slot].route].connection
     if connection < 0:
@@ -112,7 +112,7 @@ def follows(net: Net, slot):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def opening(net: Net, slot, connection):  # type: ignore[no-untyped-def]
+def opening(net: View, slot, connection):  # type: ignore[no-untyped-def]
     """Return by how many seconds slow start delays a message; update the connection's window.
 
     The sender transmits a window of bytes, then pauses until the first of them are acknowledged and the window doubles,
@@ -120,7 +120,7 @@ def opening(net: Net, slot, connection):  # type: ignore[no-untyped-def]
     """
     transport = net.transports[net.slots[slot].route]
     window = net.connections[connection].window
-    idle = net.reals[NOW] - net.connections[connection].since
+    idle = net.now - net.connections[connection].since
     if net.connections[connection].under_way > 1:
         idle = 0.0
     while idle > transport.timeout and window > transport.initial:
@@ -140,7 +140,7 @@ def opening(net: Net, slot, connection):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def times_out(net: Net, slot, connection):  # type: ignore[no-untyped-def]
+def times_out(net: View, slot, connection):  # type: ignore[no-untyped-def]
     """Whether the first window of a message is lost at a port that others fill, so that its sender retransmits it after
     a time-out. If it is not lost, add its window to the buffers of the ports on the route."""
     route = net.slots[slot].route
@@ -165,14 +165,14 @@ def times_out(net: Net, slot, connection):  # type: ignore[no-untyped-def]
                     wait = min(2.0 * wait, MOST_TIMEOUT)
             net.tries[slot] = tries + 1
             net.connections[connection].window = transport.single
-            release(net, slot, connection, net.reals[NOW] + wait + opening(net, slot, connection))
+            release(net, slot, connection, net.now + wait + opening(net, slot, connection))
             return True
     reserve_buffer(net, slot, least)
     return False
 
 
 @inlined
-def lacks_room(net: Net, transport, window, channel, tries):  # type: ignore[no-untyped-def]
+def lacks_room(net: View, transport, window, channel, tries):  # type: ignore[no-untyped-def]
     """Whether a port has no room for a window that has been lost `tries` times.
 
     A first window is a burst, which is lost as a whole. After a time-out, the sender retransmits one segment. The first
@@ -185,10 +185,10 @@ def lacks_room(net: Net, transport, window, channel, tries):  # type: ignore[no-
 
 
 @inlined
-def reserve_buffer(net: Net, slot, least):  # type: ignore[no-untyped-def]
+def reserve_buffer(net: View, slot, least):  # type: ignore[no-untyped-def]
     """Add the bytes of a message's window of `least` bytes that wait at each port on its route."""
     route = net.slots[slot].route
-    place, fastest = slot << net.counts[HOP_SHIFT], np.inf
+    place, fastest = slot << net.hop_shift, np.inf
     net.held[place] = least
     for h in range(net.routes[route].first + 1, net.routes[route].last):
         place += 1
@@ -201,7 +201,7 @@ def reserve_buffer(net: Net, slot, least):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def release_buffer(net: Net, channel, window):  # type: ignore[no-untyped-def]
+def release_buffer(net: View, channel, window):  # type: ignore[no-untyped-def]
     """A message keeps `window` bytes waiting at a port no more."""
     left, slow = net.buckets[channel].held - window, net.buckets[channel].n_slow - (1 if window == 0.0 else 0)
     is_used = net.channels[channel].used > 0
@@ -210,7 +210,7 @@ def release_buffer(net: Net, channel, window):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def window_at_port(net: Net, transport, least, fastest, channel):  # type: ignore[no-untyped-def]
+def window_at_port(net: View, transport, least, fastest, channel):  # type: ignore[no-untyped-def]
     """Return how many bytes of a window of `least` bytes wait at a port if the links before it deliver at most
     `fastest` bytes/s; 0 if a full buffer is empty again before they deliver a segment."""
     bucket = net.buckets[channel]
@@ -219,7 +219,7 @@ def window_at_port(net: Net, transport, least, fastest, channel):  # type: ignor
 
 
 @inlined
-def loses_again(net: Net, slot, channel):  # type: ignore[no-untyped-def]
+def loses_again(net: View, slot, channel):  # type: ignore[no-untyped-def]
     """Whether at least one of the messages at a port loses all bursts of a round trip with a probability above one
     half, while its sender keeps its rate despite losses (BBR).
 
@@ -231,7 +231,7 @@ def loses_again(net: Net, slot, channel):  # type: ignore[no-untyped-def]
     if transport.burst == 0.0 or bucket.room == np.inf:
         return False
     n, left = net.channels[channel].used - bucket.n_slow + 1.0, wire_bytes(net, slot)
-    waited = net.reals[NOW] - net.channels[channel].since
+    waited = net.now - net.channels[channel].since
     if net.tries[slot] >= n and waited >= n * (transport.timeout + bucket.room / bucket.free):
         return False
     trips, lost = 0.0, 0.0
@@ -245,7 +245,7 @@ def loses_again(net: Net, slot, channel):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def is_crowded(net: Net, route, hop):  # type: ignore[no-untyped-def]
+def is_crowded(net: View, route, hop):  # type: ignore[no-untyped-def]
     """Whether the flows on the channel of a hop, and one more by a route, may arrive faster than they leave.
 
     Each arrives at most as fast as on the narrowest channel before, and all that come by the same channel, as fast as
@@ -255,25 +255,25 @@ def is_crowded(net: Net, route, hop):  # type: ignore[no-untyped-def]
     own = np.inf
     for h in range(net.routes[route].first, hop):
         own = min(own, net.channels[net.hops[h]].capacity)
-    net.counts[EPOCH] += 1
-    net.marks[before] = net.counts[EPOCH]
+    net.epoch += 1
+    net.marks[before] = net.epoch
     arriving = min(net.channels[before].capacity, own + arriving_by(net, channel, before))
-    mask = (1 << net.counts[HOP_SHIFT]) - 1
+    mask = (1 << net.hop_shift) - 1
     first = net.channels[channel].first
     for i in range(first, first + net.channels[channel].used):
         entry = np.int64(net.pool[i])
         if entry & mask > 0:
             other = net.flow_hops[entry - 1]
-            if net.marks[other] != net.counts[EPOCH]:
-                net.marks[other] = net.counts[EPOCH]
+            if net.marks[other] != net.epoch:
+                net.marks[other] = net.epoch
                 arriving += min(net.channels[other].capacity, arriving_by(net, channel, other))
     return arriving > net.channels[channel].capacity
 
 
 @inlined
-def arriving_by(net: Net, channel, before):  # type: ignore[no-untyped-def]
+def arriving_by(net: View, channel, before):  # type: ignore[no-untyped-def]
     """Return the bytes/s at which the flows on a channel that come by way of channel `before` may arrive at most."""
-    mask = (1 << net.counts[HOP_SHIFT]) - 1
+    mask = (1 << net.hop_shift) - 1
     first = net.channels[channel].first
     arriving = 0.0
     for i in range(first, first + net.channels[channel].used):
@@ -287,9 +287,9 @@ def arriving_by(net: Net, channel, before):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def empty_ports(net: Net, slot):  # type: ignore[no-untyped-def]
+def empty_ports(net: View, slot):  # type: ignore[no-untyped-def]
     """Remove the windows of a message that has arrived from the ports on its route."""
-    place = slot << net.counts[HOP_SHIFT]
+    place = slot << net.hop_shift
     net.tries[slot] = 0
     if net.held[place] == 0.0:
         return

@@ -7,13 +7,17 @@ keeps the addresses in registers, because no other code can access that copy.
 
 Each array is a :class:`Column`, an address and a length. An array of numba has seven fields, and each access checks
 whether the index is negative. In a column, items are contiguous and indices count from 0, so there is less code to
-compile and less to execute at each access. Entry points convert their other arrays to columns (:func:`column`).
+compile and less to execute at each access. Entry points convert their other arrays to columns (:func:`column`). The
+numbers in ``Net.counts`` and ``Net.reals`` are attributes of the view itself.
+
+Separately compiled entry points call each other by address (:func:`call_advance`): inlining the kernel a second time
+would compile it a second time.
 """
 
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -27,13 +31,14 @@ from numba.extending import (
     lower_builtin,
     lower_getattr,
     lower_getattr_generic,
+    lower_setattr_generic,
     register_model,
     type_callable,
 )
 from numba.np import numpy_support
 
 from ddlsim.network.build import empty_net
-from ddlsim.network.state import Array, Floats, Ints, Net
+from ddlsim.network.state import Floats, Net, arrays_of
 
 
 class Column(types.Type):  # type: ignore[misc,unused-ignore]
@@ -103,8 +108,9 @@ def _setitem(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     return context.get_dummy_value()
 
 
-def _column(typing: Any, array: Any) -> Any:
-    """Type and code of :func:`column`."""
+@intrinsic
+def column(typing: Any, array: Any) -> Any:
+    """Return compiled code's view of a one-dimensional array."""
     if not (isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C"):
         return None
     kind = Column(array.dtype)
@@ -117,11 +123,15 @@ def _column(typing: Any, array: Any) -> Any:
 
 
 _NOTHING: Floats = np.zeros(0)
-_ITEMS = {
-    name: numpy_support.from_dtype(array.dtype)
-    for name, array in empty_net(_NOTHING, _NOTHING, _NOTHING, _NOTHING)._asdict().items()
-}
+_NET = empty_net(_NOTHING, _NOTHING, _NOTHING, _NOTHING)
+_ITEMS = dict(zip(Net._fields, (numpy_support.from_dtype(array.dtype) for array in arrays_of(_NET)), strict=True))
 _PLACE = {name: place for place, name in enumerate(_ITEMS)}
+#: number -> the column that contains it, and its place there
+_NUMBERS = {
+    number: (name, place)
+    for name, numbers in (("counts", _NET.counts), ("reals", _NET.reals))
+    for number, place in numbers.places.items()
+}
 
 
 class _ViewType(types.Type):
@@ -152,44 +162,68 @@ class _ViewAttributes(AttributeTemplate):
     key = _ViewType
 
     def generic_resolve(self, kind: Any, name: str) -> Any:  # type: ignore[override,unused-ignore]
-        return _COLUMNS.get(name)
+        return _ITEMS[_NUMBERS[name][0]] if name in _NUMBERS else _COLUMNS.get(name)
 
 
-@lower_getattr_generic(_ViewType)
-def _field(context: Any, builder: Any, kind: Any, view: Any, name: str) -> Any:
+def _loaded(context: Any, builder: Any, view: Any, name: str) -> Any:
+    """Return a column of a view."""
     place = ir.Constant(ir.IntType(32), _PLACE[name])
     entry = builder.gep(view, [_FIRST, _FIRST, place], inbounds=True)
     return builder.load(builder.bitcast(entry, context.get_value_type(_COLUMNS[name]).as_pointer()))
 
 
-def _attach(typing: Any, table: Any) -> Any:
-    """Type and code of :func:`attach`: copy a table to the stack, and return a pointer to the copy."""
+def _number(context: Any, builder: Any, view: Any, name: str) -> Any:
+    """Return the type of a number, and a pointer to it."""
+    column, place = _NUMBERS[name]
+    data = builder.extract_value(_loaded(context, builder, view, column), 0)
+    return _ITEMS[column], builder.gep(data, [ir.Constant(_WORD, place)], inbounds=True)
+
+
+@lower_getattr_generic(_ViewType)
+def _get(context: Any, builder: Any, kind: Any, view: Any, name: str) -> Any:
+    if name in _NUMBERS:
+        return context.unpack_value(builder, *_number(context, builder, view, name))
+    return _loaded(context, builder, view, name)
+
+
+@lower_setattr_generic(_ViewType)
+def _set(context: Any, builder: Any, sig: Any, args: Any, name: str) -> None:
+    kind, pointer = _number(context, builder, args[0], name)
+    context.pack_value(builder, kind, args[1], pointer)
+
+
+@intrinsic
+def attach(typing: Any, table: Any) -> Any:
+    """Return compiled code's view of the net with this table: a pointer to a copy of the table on the stack."""
     if not (isinstance(table, types.Array) and table.dtype == types.int64 and table.ndim == 1):
         return None
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array = context.make_array(table)(context, builder, arguments[0])
-        source = builder.bitcast(array.data, _TABLE.as_pointer())
-        view = cgutils.alloca_once(builder, _TABLE)
-        builder.store(builder.load(source), view)
-        return view
+        return _copied(builder, builder.bitcast(array.data, _TABLE.as_pointer()))
 
     return _VIEW(table), generate
 
 
-def _attach_at(typing: Any, address: Any) -> Any:
-    """As :func:`_attach`, for a table given by its address."""
+def _copied(builder: Any, source: Any) -> Any:
+    view = cgutils.alloca_once(builder, _TABLE)
+    builder.store(builder.load(source), view)
+    return view
+
+
+@intrinsic
+def attach_at(typing: Any, address: Any) -> Any:
+    """As :func:`attach`, for a table given by its address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        view = cgutils.alloca_once(builder, _TABLE)
-        builder.store(builder.load(builder.inttoptr(arguments[0], _TABLE.as_pointer())), view)
-        return view
+        return _copied(builder, builder.inttoptr(arguments[0], _TABLE.as_pointer()))
 
     return _VIEW(types.int64), generate
 
 
-def _view_at(typing: Any, address: Any) -> Any:
-    """As :func:`_attach_at` without the copy, for code that is not inlined and cannot keep addresses in registers."""
+@intrinsic
+def view_at(typing: Any, address: Any) -> Any:
+    """As :func:`attach_at` without the copy, for code that is not inlined and cannot keep addresses in registers."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], _TABLE.as_pointer())
@@ -197,8 +231,9 @@ def _view_at(typing: Any, address: Any) -> Any:
     return _VIEW(types.int64), generate
 
 
-def _call_extension(typing: Any, code: Any, net: Any, what: Any, argument: Any, limit: Any) -> Any:
-    """Type and code of :func:`call_extension`."""
+@intrinsic
+def call_extension(typing: Any, code: Any, net: Any, what: Any, argument: Any, limit: Any) -> Any:
+    """Call the kernel extension at the address `code` (:mod:`ddlsim.network.extensions`)."""
     kind = ir.FunctionType(_WORD, [_WORD, _WORD, _WORD, ir.DoubleType()])
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -209,25 +244,45 @@ def _call_extension(typing: Any, code: Any, net: Any, what: Any, argument: Any, 
     return types.int64(types.int64, _VIEW, types.int64, types.int64, types.float64), generate
 
 
-if TYPE_CHECKING:
+_INTS = types.Array(types.int64, 1, "C")
+_EXTENSION = (types.int64, types.int64, types.int64, types.float64)
+#: arguments of the kernel's functions that are called by address
+ARGUMENTS = {
+    "advance": (_INTS, types.float64),
+    "join": (_INTS, _INTS, _INTS, types.float64),
+    "send_one": (_INTS, types.int64, types.int64, types.int64, types.int64, types.float64, types.float64),
+    **dict.fromkeys(("work_queues", "shape", "change", "replay_rounds"), _EXTENSION),
+}
 
-    def attach(table: Ints) -> Net:
-        """Return compiled code's view of the net with this table."""
 
-    def column(array: Array) -> Array:
-        """Return compiled code's view of a one-dimensional array."""
+def _calling(name: str, returned: types.Type) -> Any:
+    """Return the signature of a call of an entry point by its address, and the generator of its code."""
+    arguments = ARGUMENTS[name]
 
-    def attach_at(address: int) -> Net:
-        """Return compiled code's view of the net whose table is at this address."""
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kinds = [context.get_value_type(argument) for argument in arguments]
+        kind = ir.FunctionType(context.get_value_type(returned), kinds)
+        result = builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
+        return context.get_dummy_value() if returned is types.none else result
 
-    def view_at(address: int) -> Net:
-        """As :func:`attach_at`, without a copy of the table."""
+    return returned(types.int64, *arguments), generate
 
-    def call_extension(code: int, net: Net, what: int, argument: int, limit: float) -> int:
-        """Call the kernel extension at the address `code` (:mod:`ddlsim.network.extensions`)."""
-else:
-    attach = intrinsic(_attach)
-    attach_at = intrinsic(_attach_at)
-    column = intrinsic(_column)
-    view_at = intrinsic(_view_at)
-    call_extension = intrinsic(_call_extension)
+
+@intrinsic
+def call_advance(typing: Any, address: Any, table: Any, until: Any) -> Any:
+    """Call :func:`ddlsim.network.kernel.advance` at its address."""
+    return _calling("advance", types.int64)
+
+
+@intrinsic
+def call_join(typing: Any, address: Any, table: Any, instances: Any, ranks: Any, now: Any) -> Any:
+    """Call :func:`ddlsim.network.kernel.join` at its address."""
+    return _calling("join", types.none)
+
+
+@intrinsic
+def call_send(
+    typing: Any, address: Any, table: Any, handle: Any, source: Any, target: Any, route: Any, nbytes: Any, now: Any
+) -> Any:
+    """Call :func:`ddlsim.network.kernel.send_one` at its address."""
+    return _calling("send_one", types.none)

@@ -13,22 +13,9 @@ import numpy.typing as npt
 
 from ddlsim.network.busy import busy_rows
 from ddlsim.network.tasks import SKIPPED
+from ddlsim.plan import plan as pl
 from ddlsim.plan.folding import Folding, Timeline
-from ddlsim.plan.plan import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    BACKWARD,
-    BROADCAST,
-    COMPUTE,
-    FORWARD,
-    KINDS,
-    SEND,
-    UPDATE,
-    Bools,
-    Floats,
-    Ints,
-    Plan,
-)
+from ddlsim.plan.plan import Bools, Floats, Ints, Plan
 from ddlsim.plan.program import StepProgram
 from ddlsim.plan.rows import ranges
 from ddlsim.plan.tensor_ranks import PRODUCT
@@ -37,7 +24,7 @@ from ddlsim.runtime.loop import Traffic
 from ddlsim.runtime.recorder import Recorder, Spans
 from ddlsim.ties import distinct
 
-_NAMES = {FORWARD: "forward", BACKWARD: "backward", UPDATE: "optimizer", COMPUTE: "optimizer"}
+_NAMES = {pl.FORWARD: "forward", pl.BACKWARD: "backward", pl.UPDATE: "optimizer", pl.COMPUTE: "optimizer"}
 Records = npt.NDArray[Any]
 Texts = npt.NDArray[np.str_]
 
@@ -119,7 +106,7 @@ class Shape:
         place, kind = self.plan.rank[self.rows], self.plan.kind[self.rows]
         last = np.zeros(self.plan.n_ranks, dtype=np.int64)
         np.maximum.at(last, place, self.micro)
-        forward = np.flatnonzero((kind == FORWARD) & (self.micro == last[place]))[::-1]
+        forward = np.flatnonzero((kind == pl.FORWARD) & (self.micro == last[place]))[::-1]
         begins = np.zeros(self.plan.n_ranks, dtype=np.int64)
         begins[place[forward]] = forward  # the first one of each place, because rows are in reverse order
         return begins
@@ -129,14 +116,14 @@ class Shape:
         """Rows after which a rank's step has ended, because all its weights are updated."""
         kind, part = self.plan.kind[self.rows], self.plan.part[self.rows]
         now_and_then = (self.plan.every[self.rows] > 0) & self.plan.on_device[self.rows]
-        gathers = np.isin(kind, (ALL_GATHER, BROADCAST)) & (part >= 0)
-        return np.flatnonzero((kind == UPDATE) | now_and_then | gathers)
+        gathers = np.isin(kind, (pl.ALL_GATHER, pl.BROADCAST)) & (part >= 0)
+        return np.flatnonzero((kind == pl.UPDATE) | now_and_then | gathers)
 
     @cached_property
     def entering(self) -> list[_Needs]:
         """Dependencies of the rows that enter an exchange: steps back, and rows of the template."""
         kind = self.plan.kind[self.rows]
-        rows = self.rows.start + np.flatnonzero((kind >= ALL_REDUCE) | (kind == SEND))
+        rows = self.rows.start + np.flatnonzero((kind >= pl.ALL_REDUCE) | (kind == pl.SEND))
         return self._by_steps_back(*_needs(self.plan, rows))
 
     @cached_property
@@ -148,11 +135,11 @@ class Shape:
         place = np.full(self.rows.stop - self.rows.start, -1)
         place[self.device] = np.arange(len(self.device))
         place = place[row - self.rows.start]
-        stream = (self.plan.kind[need] < SEND) & ~self.plan.on_device[need]
+        stream = (self.plan.kind[need] < pl.SEND) & ~self.plan.on_device[need]
         counts = self.plan.need_offsets[need[stream] + 1] - self.plan.need_offsets[need[stream]]
         place = np.concatenate([place, np.repeat(place[stream], counts)])
         need = np.concatenate([need, _needs(self.plan, need[stream])[1]])
-        exchanged = self.plan.kind[need] >= SEND
+        exchanged = self.plan.kind[need] >= pl.SEND
         return place[exchanged], need[exchanged]
 
     @cached_property
@@ -165,8 +152,8 @@ class Shape:
         """Name of each device's task."""
         rows = self.rows.start + self.device
         named, kind = self.plan.name[rows], self.plan.kind[rows]
-        different, which = np.unique(np.where(named >= 0, len(KINDS) + named, kind), return_inverse=True)
-        texts = [*(_NAMES.get(number, name) for number, name in enumerate(KINDS)), *self.plan.names]
+        different, which = np.unique(np.where(named >= 0, len(pl.KINDS) + named, kind), return_inverse=True)
+        texts = [*(_NAMES.get(number, name) for number, name in enumerate(pl.KINDS)), *self.plan.names]
         return np.array([texts[number] for number in different.tolist()])[which]
 
     @cached_property
@@ -189,7 +176,7 @@ class Shape:
 
     def _label(self, copy: int, row: int) -> str:
         plan = self.plan
-        if plan.kind[row] < ALL_REDUCE:
+        if plan.kind[row] < pl.ALL_REDUCE:
             return "message"
         group = int(self.program.group_of[copy, plan.peer[row]])
         return self.said[int(plan.kind[row]), group, bool(plan.part[row] >= 0)]
@@ -199,7 +186,7 @@ class Shape:
         """(name, tasks among those of all copies) of each collective, and of all messages together."""
         plan, n = self.plan, self.rows.stop - self.rows.start
         kind, part = plan.kind[self.rows], plan.part[self.rows]
-        rows = np.flatnonzero(kind >= ALL_REDUCE)
+        rows = np.flatnonzero(kind >= pl.ALL_REDUCE)
         several = len(distinct(kind[rows[part[rows] >= 0]])) > 1
         keys = self.program.keys_of(self.rows.start + rows).ravel()
         tasks = self.tasks(rows)
@@ -214,7 +201,7 @@ class Shape:
                 number = plan.name[self.rows.start + row]
                 other = plan.names[number] if number >= 0 else what
                 named.append((name if part[row] >= 0 else other, own))
-        messages = self.tasks(np.flatnonzero(kind == SEND))
+        messages = self.tasks(np.flatnonzero(kind == pl.SEND))
         return [*named, ("message", messages)] if len(messages) else named
 
     def tasks(self, rows: Ints) -> Ints:
@@ -384,7 +371,7 @@ class Bookings:
             for rank, first, part in zip(ranks.tolist(), (start + begun).tolist(), share.tolist(), strict=True):
                 if part > 0.0:
                     self._busy.append(busy_rows(folding.channels[rank][place], first, first + part * measure.busy))
-            name = "message" if folding.exchanges[exchange][0] == SEND else KINDS[folding.exchanges[exchange][0]]
+            name = "message" if folding.exchanges[exchange][0] == pl.SEND else pl.KINDS[folding.exchanges[exchange][0]]
             who = folding.members[ranks[took >= over]]
             begins = np.repeat(start[took >= over], who.shape[1])
             self.recorder.columns.append(

@@ -9,14 +9,11 @@ longer than on an idle network. A library that gets less out of a link than its 
 rest of its time: this is sent after the bytes, and counted as overhead. Otherwise, a collective of known time takes no
 network time by itself (:meth:`ddlsim.runtime.loop.Loop.known`).
 
-**The bytes of a link** depend on the routes:
-
-* those of the collective's own schedule (:func:`by_schedule`), which has one ring, say, and so uses one network card of
-  each machine;
-* those of a library that spreads its rings or trees over all links, as NCCL's channels do (:func:`spread`). Inside a
-  machine, the rings are those of NCCL's search (:mod:`ddlsim.cluster.rings`). Each ring is cut at each of its GPUs in
-  turn, so that all of them, and the cards nearest to them, carry the same between machines. NCCL's trees are a chain
-  through each machine and a double binary tree over the machines (``src/graph/trees.cc``).
+The bytes of a link are those of the collective's own schedule (:func:`by_schedule`), or those of a library that spreads
+its rings or trees over all links (:func:`spread`). Inside a machine, the rings are those of NCCL's search
+(:mod:`ddlsim.cluster.rings`). Each ring is cut at each of its GPUs in turn, so that all of them, and the cards nearest
+to them, carry the same between machines. NCCL's trees are a chain through each machine and a double binary tree over
+the machines (``src/graph/trees.cc``).
 """
 
 from __future__ import annotations

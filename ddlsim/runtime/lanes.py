@@ -16,10 +16,10 @@ from ddlsim.collectives.nccl import MESSAGE_CHANNELS
 from ddlsim.errors import DdlsimError, DeadlockError
 from ddlsim.network import lanes as ls
 from ddlsim.network import tasks as ts
-from ddlsim.network.addresses import addresses, send_address
-from ddlsim.network.calendar import EVENT, N_CALENDAR, SEQUENCE, first_time, wake
+from ddlsim.network.addresses import address
+from ddlsim.network.calendar import N_CALENDAR, SEQUENCE, first_time, wake
 from ddlsim.network.devices import CONTENTION, DEVICE, SLOW
-from ddlsim.network.state import Bools, Floats, Ints, Records
+from ddlsim.network.state import EVENT, Bools, Floats, Ints, Records
 from ddlsim.runtime.codec import Messages
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.cycles import Cycles
@@ -85,7 +85,7 @@ class Lanes:
         self.tables.actors["op"] = begin
         counts = self.tables.counts
         counts[ls.FIRST_OP] = begin
-        counts[ts.ADVANCE], counts[ts.SENDER] = addresses()[0], send_address()
+        counts[[ts.ADVANCE, ts.SENDER]] = address("advance"), address("send_one")
         counts[ts.FIRST_HANDLE] = network.first_handle
         counts[ls.RETURNS], counts[ls.SPANS] = self.follows, context.recorder.keep_spans
         context.plan = Cycles(

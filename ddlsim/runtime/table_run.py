@@ -18,23 +18,12 @@ from ddlsim.network.executor import Executor, TaskTable
 from ddlsim.network.state import Records
 from ddlsim.network.tasks import ASKED, JOIN, MEETING, OPTIONAL, SKIPPED
 from ddlsim.plan import inserted
+from ddlsim.plan import plan as pl
 from ddlsim.plan.folding import Folding
 from ddlsim.plan.inserted import DECODE, ENCODE, SUMMING, Task
 from ddlsim.plan.local_steps import MERGE
 from ddlsim.plan.order import Order
-from ddlsim.plan.plan import (
-    ALL_REDUCE,
-    FORWARD,
-    KINDS,
-    PUSH_PULL,
-    REDUCE_SCATTER,
-    SEND,
-    Bools,
-    Chosen,
-    Floats,
-    Ints,
-    Plan,
-)
+from ddlsim.plan.plan import Bools, Chosen, Floats, Ints, Plan
 from ddlsim.plan.program import LIVE, LiveSteps, StepProgram
 from ddlsim.plan.servers import as_messages, with_parameter_servers
 from ddlsim.runtime.bookings import Bookings, Shape
@@ -56,7 +45,7 @@ def with_slowdowns(
     program, (first, slow) = steps.program, slow_rows(members)
     plan, context.slows = program.template, True
     overlaps = any(worker.overlap_slowdown != NO_SLOWDOWN for own in members for worker in own)
-    on_device = (plan.kind >= SEND) | plan.on_device
+    on_device = (plan.kind >= pl.SEND) | plan.on_device
     for slot in range(len(steps.rows) if slow or overlaps else 0):
         rows = program.rows(steps.sources[slot])
         place, busy = plan.rank[rows], np.flatnonzero(on_device[rows])
@@ -87,7 +76,7 @@ def _channels(steps: LiveSteps, members: Sequence[Sequence[Worker]], context: Ru
     groups, n_groups = [list(group) for group in program.groups], len(program.groups)
     by_kind = all(isinstance(worker.overlap_slowdown, OverlapSlowdown) for own in members for worker in own)
     copy, row = (np.concatenate(each) for each in zip(*steps.of_keys, strict=True))
-    message, served = plan.kind[row] < ALL_REDUCE, plan.kind[row] == PUSH_PULL  # through servers, elsewhere
+    message, served = plan.kind[row] < pl.ALL_REDUCE, plan.kind[row] == pl.PUSH_PULL  # through servers, elsewhere
     end, other = program.ranks[copy, plan.rank[row]], program.ranks[copy, np.where(message, plan.peer[row], 0)]
     group = np.full(len(row), n_groups)
     group[~message] = program.group_of[copy[~message], plan.peer[row[~message]]]
@@ -340,7 +329,7 @@ class TableRun:
                 kind, group = int(plan.kind[row]), int(program.group_of[0, plan.peer[row]])
                 exchange = self.exchanges.exchange(kind, group, parts=True)
                 if exchange is not None:
-                    decodes, together = exchange.decodes, kind == REDUCE_SCATTER
+                    decodes, together = exchange.decodes, kind == pl.REDUCE_SCATTER
                     program = program.map(functools.partial(inserted.with_codes, decodes=decodes, together=together))
         if self.learner.task is not None:
             program = program.map(functools.partial(inserted.with_evaluations, name=EVALUATION))
@@ -558,7 +547,7 @@ class TableRun:
         plan = self._program.template
         if plan.every[row]:
             return f"the average of step {step + 1}"
-        if plan.kind[row] != FORWARD:
+        if plan.kind[row] != pl.FORWARD:
             return f"the gradients of step {step}"
         if self.workers[0].accumulation > 1:
             return f"the parameters of step {step}"
@@ -567,7 +556,7 @@ class TableRun:
 
 class Calls:
     """Callbacks from the tasks of a run to Python while the kernel executes them
-    (:class:`~ddlsim.network.executor.Outside`): for collectives of known time, or executed by processes; for the time
+    (:class:`~ddlsim.network.executor.Executor`): for collectives of known time, or executed by processes; for the time
     of encoding and decoding, which can depend on values; for samples; and for averages that decide on later ones.
 
     Raises ConfigError for a collective without an exchange.
@@ -630,8 +619,8 @@ class Calls:
         exchanges, (kind, group, parts) = self.run.exchanges, self._key_of(copy, row)
         exchange = exchanges.exchange(kind, group, parts=parts)
         if exchange is None:
-            every = [exchanges.exchange(other, group, parts=parts) for other in range(len(KINDS))]
-            names = " and ".join(name for name, other in zip(KINDS, every, strict=True) if other is not None)
+            every = [exchanges.exchange(other, group, parts=parts) for other in range(len(pl.KINDS))]
+            names = " and ".join(name for name, other in zip(pl.KINDS, every, strict=True) if other is not None)
             own = self.program.rows(step := int(self.plan.step[row]))
             task = self.steps.describe(step, copy * (own.stop - own.start) + row - own.start)
             raise ConfigError(f"plan: {task}: {owner} does not support this collective in a run; supported: {names}")
@@ -666,6 +655,7 @@ class Calls:
         return self.nodes[sources], self.nodes[targets], self.plan.nbytes[rows]
 
     def meet(self, keys: list[int], queue: int) -> None:
+        """Execute collectives that all members have entered, launched together by `queue` (-1: none)."""
         executor = self.run.executor
         self.loop.pass_time(executor.now)
         exchange, step, parts, nbytes = self._carried(keys)
@@ -701,6 +691,7 @@ class Calls:
         return exchange, self.run.step_in[slot], self.plan.part[of_keys[at]].tolist(), nbytes
 
     def begins(self, task: int) -> float:
+        """Return the duration in s of a task of kind ASKED that begins, or infinity if :meth:`Executor.end` ends it."""
         plan, run = self.plan, self.run
         slot, copy, row = (int(each[0]) for each in self.steps.locate(np.array([task])))
         step, part = run.step_in[slot], int(plan.part[row])
@@ -751,7 +742,7 @@ class Calls:
     def _batches(self) -> dict[int, tuple[int, Ints]]:
         """For each row that waits for samples: its micro-batch, and the places of the ranks that share it."""
         plan = self.plan
-        passes = np.flatnonzero((plan.kind == FORWARD) & (plan.first == 0))
+        passes = np.flatnonzero((plan.kind == pl.FORWARD) & (plan.first == 0))
         batch = dict(zip(plan.previous[passes].tolist(), plan.batch[passes].tolist(), strict=True))
         groups: dict[tuple[int, int], list[int]] = {}
         for row in np.flatnonzero(self.sampling).tolist():
@@ -761,9 +752,11 @@ class Calls:
     # ------------------------------------------------------------ processes
 
     def next(self) -> float:
+        """Return the time of the next event of processes, s; tasks do not run beyond it."""
         return self.run.executor.now if self.loop.asks else self.loop.peek()
 
     def completed(self, ids: Ints, ranks: Ints) -> None:
+        """The network has completed messages, or collectives on ranks, that belong to no task, (n,)."""
         self.loop.pass_time(self.run.executor.now)
         self.loop.complete(ids, ranks, self.run.executor.now)
 
@@ -836,7 +829,7 @@ def _in_calls(plan: Plan, coded: Mapping[int, Exchange], workers: Sequence[Worke
         calls = exchange.calls(int(plan.step[row]), [int(plan.part[row])], float(plan.nbytes[row]), place)
         tasks[row] = []
         for number, call in enumerate(calls):
-            kind, members = KINDS.index(call.kind), plan.groups[plan.peer[row]]
+            kind, members = pl.KINDS.index(call.kind), plan.groups[plan.peer[row]]
             if len(call.communicator.workers) < len(members):
                 members = tuple(members[exchange.place[worker.rank]] for worker in call.communicator.workers)
             group = groups.setdefault(members, len(groups))

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ddlsim.cluster import LinkDetails, Routes
-from ddlsim.network.state import SPLIT
 
 
 @dataclass
@@ -110,7 +109,7 @@ def assert_max_min(network, capacity):
     net = network.engine.net
     every = len(net.flow_hops) // max(len(net.slots), 1)
     shares = [
-        net.flow_share[i * every : i * every + len(channels)] if net.counts[SPLIT] else np.ones(len(channels))
+        net.flow_share[i * every : i * every + len(channels)] if net.counts.split else np.ones(len(channels))
         for i, channels in enumerate(hops)
     ]
     load = np.zeros(len(capacity))

@@ -6,13 +6,12 @@ import pytest
 from ddlsim.cluster import Cluster, star, with_detail
 from ddlsim.collectives import all_reduce
 from ddlsim.network import Network
-from ddlsim.network import state as st
 
-CODES = (st.QUEUES_CODE, st.SHAPING_CODE, st.CHANGES_CODE)
+EXTENSIONS = ("work_queues", "shape", "change")
 
 
 def enabled(network):
-    return [network.engine.net.counts[code] != 0 for code in CODES]
+    return [getattr(network.engine.net.counts, f"{name}_code") != 0 for name in EXTENSIONS]
 
 
 @pytest.mark.parametrize(
@@ -48,5 +47,5 @@ def test_replays_need_their_extension_from_a_number_of_repeated_messages(monkeyp
         network.join([collective] * 4, np.arange(4), float(i))
         while network.advance(i + 0.5) is not None:
             pass
-        seen.append((bool(network.engine.net.counts[st.ROUNDS_CODE]), network.n_replayed))
+        seen.append((bool(network.engine.net.counts.replay_rounds_code), network.n_replayed))
     assert seen == [(False, 0), (False, 0), (True, 4), (True, 8)]

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from ddlsim.cluster import Cluster, racks, star, with_detail
 from ddlsim.collectives import all_reduce, build
 from ddlsim.network import Network
-from ddlsim.network.state import DELIVERED, ISSUED, ISSUED_HOPS, REPLAY
 
 sys.path.insert(0, str(Path(__file__).parent))
 from network_reference import Paths
@@ -43,7 +42,7 @@ def test_a_message_counts_as_far_as_it_has_come(others, replay):
     """1000 bytes at 100 bytes/s after 1 s of latency; with a second message each has half of the link."""
     cluster = two_hosts()
     network = Network(cluster, record=True)
-    network.engine.net.counts[REPLAY] = replay
+    network.engine.net.counts.replay = replay
     n = 1 + others
     network.send([cluster.workers[0]] * n, [cluster.workers[1]] * n, np.full(n, 1000.0), 0.0)
     for now, seconds in ((0.5, 0.0), (1.0, 0.0), (1.25, 0.25), (5.0, 4.0), (10.9, 9.9)):
@@ -124,7 +123,7 @@ def test_reading_at_any_time_is_the_integral_of_the_rates(share, case):
     """Between two stops at which nothing starts or ends, a channel gains its flows' rates times the time."""
     fabric, starts, nbytes, stops = case
     network = Network(fabric, record=True)
-    network.engine.net.counts[REPLAY] = len(starts) % 2
+    network.engine.net.counts.replay = len(starts) % 2
     none = np.zeros(len(fabric.channel_capacity))
     read = (0.0, none, none)
 
@@ -183,7 +182,7 @@ def test_collectives_can_be_read_anywhere(share, name, schedule, stops):
         fabric = FABRICS[name]
         network = Network(fabric, record=True)
         if name != "shaped":
-            network.engine.net.counts[REPLAY] = replay
+            network.engine.net.counts.replay = replay
         number = network.collective(schedule, fabric.workers, 1e7)
         network.join([number] * 8, range(8), 0.0)
         seen = []
@@ -226,15 +225,15 @@ def test_sums_do_not_drift(kind, replay):
     if kind == "shared network":
         network.shared()
     net = network.engine.net
-    net.counts[REPLAY] = replay
+    net.counts.replay = replay
     before = 2.0**53
     net.channels["nbytes"] = before
     if kind == "shared network":
         network.routes([cluster.workers[0]], [cluster.workers[1]])
         net = network.engine.net
         net.routed["issued"] = before
-    for place in (ISSUED, ISSUED_HOPS, DELIVERED):
-        net.reals[place] = before
+    for name in ("issued", "issued_hops", "delivered"):
+        setattr(net.reals, name, before)
     if "ring" in kind:
         size = 3.0 if kind == "ring" else 2.0  # chunks of size / n bytes
         schedule = build(all_reduce.ring, n)
@@ -250,8 +249,9 @@ def test_sums_do_not_drift(kind, replay):
             while network.advance() is not None:
                 pass
         sent = 60 * 0.7
-    for place, per_message in ((ISSUED, 1), (ISSUED_HOPS, 2), (DELIVERED, 1)):
-        assert (net.reals[place] - before) + net.reals[place + 1] == pytest.approx(per_message * sent, rel=1e-12)
+    for name, per_message in (("issued", 1), ("issued_hops", 2), ("delivered", 1)):
+        high, low = (getattr(net.reals, word) for word in (name, f"{name}_low"))
+        assert (high - before) + low == pytest.approx(per_message * sent, rel=1e-12)
     carried = (net.channels["nbytes"] - before) + net.channels["nbytes_low"]
     assert carried.sum() == pytest.approx(2 * sent, rel=1e-12)
     if kind == "shared network":
@@ -263,7 +263,7 @@ def test_replayed_rounds_count_like_simulated_ones(replay):
     """1,000 rounds of messages of 1/3 byte: sums are exact, however many rounds are booked at once."""
     cluster = Cluster.from_graph(star(2, bandwidth=100.0, latency=0.0))
     network = Network(cluster)
-    network.engine.net.counts[REPLAY] = replay
+    network.engine.net.counts.replay = replay
     ring = build(all_reduce.ring, 2)
     (lane,) = ring.lanes
     rounds = tuple(dataclasses.replace(each, repeat=500 * each.repeat) for each in lane)

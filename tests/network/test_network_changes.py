@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from ddlsim.cluster import Cluster, star, with_detail
 from ddlsim.collectives import build
 from ddlsim.network import Network
-from ddlsim.network.state import REPLAY
 
 RATE = 1e6
 CLUSTER = Cluster.from_graph(star(4, bandwidth=RATE, latency=0.0))
@@ -103,7 +102,7 @@ def test_changes_are_those_of_a_network_that_is_stepped_through(data):
     found = []
     for replay in (1, 0):
         network = Network(cluster)
-        network.engine.net.counts[REPLAY] = replay
+        network.engine.net.counts.replay = replay
         network.will_change(links, pauses)
         number = network.collective(build("ring", 4), CLUSTER.workers, 4e6)
         network.join([number] * 4, range(4), 0.0)

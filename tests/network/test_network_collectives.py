@@ -12,7 +12,6 @@ from ddlsim.cluster import Cluster, leaf_spine, star, two_racks
 from ddlsim.collectives import Schedule, all_reduce, all_to_all, broadcast, build, cost, messages
 from ddlsim.errors import ConfigError
 from ddlsim.network import Network
-from ddlsim.network.state import REPLAY
 
 ALPHA, BETA = 2e-5, 8e-10
 
@@ -274,7 +273,7 @@ CROSSING = np.arange(12).reshape(3, 4).T.ravel()  # every hop of a ring goes fro
 def story(replay, fabric, schedule, order, horizons):
     """Run a collective up to each horizon in turn, with a message in between; return all that can be seen."""
     network = Network(fabric, record=True)
-    network.engine.net.counts[REPLAY] = replay
+    network.engine.net.counts.replay = replay
     collective = network.collective(schedule, fabric.workers[order], 3.7e7)
     network.join([collective] * 12, np.arange(12), 0.0)
     seen = []
@@ -396,7 +395,7 @@ def test_rounds_that_come_again_are_logged_once():
     rows = []
     for replay in (1, 0):
         network = Network(FABRICS["switch"], record=True)
-        network.engine.net.counts[REPLAY] = replay
+        network.engine.net.counts.replay = replay
         start(network, FABRICS["switch"], ALGORITHMS["ring"], 1e8)
         finish(network)
         busy = network.busy_intervals()

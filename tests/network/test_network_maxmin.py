@@ -10,7 +10,7 @@ from network_reference import Paths, fair_rates, finish_times, run_flows
 from ddlsim.cluster import Cluster, leaf_spine
 from ddlsim.collectives.all_reduce import ring
 from ddlsim.network import Network
-from ddlsim.network.state import HEAP_VALID, MOST_LIMITS, N_ACTIVE, NARROWEST, SWEEPING, USUALLY_FOUND
+from ddlsim.network.state import MOST_LIMITS
 
 
 def test_two_flows_share_the_link_they_both_cross():
@@ -169,9 +169,9 @@ def test_rates_at_hubs_are_those_of_the_filling_to_the_last_bit(seed):
     ends = []
     for narrowest in (capacity.min(), 0.0):  # 0: no channel is taken for a hub
         network = Network(fabric)
-        network.engine.net.reals[NARROWEST] = narrowest
+        network.engine.net.reals.narrowest = narrowest
         ends.append(run_flows(network, fabric, starts, nbytes.tolist(), check=False)[0])
-    assert network.engine.net.counts[HEAP_VALID] == 0
+    assert network.engine.net.counts.heap_valid == 0
     assert (ends[0] == ends[1]).all()
 
 
@@ -200,12 +200,12 @@ def test_searches_return_when_the_flows_of_even_rings_are_no_longer_connected():
     network.join(np.repeat(ids, 64), np.tile(np.arange(64), 2), 0.0)
     counts = network.engine.net.counts
     assert network.advance(0.005) is None
-    assert counts[HEAP_VALID] == 0
-    counts[SWEEPING], counts[USUALLY_FOUND] = 1, 16 * counts[N_ACTIVE]
+    assert counts.heap_valid == 0
+    counts.sweeping, counts.usually_found = 1, 16 * counts.n_active
     sweeping = []
     for time in np.linspace(0.005, 0.1, 50):
         assert network.advance(time) is None
-        sweeping.append(int(counts[SWEEPING]))
+        sweeping.append(counts.sweeping)
     assert sweeping[0] == 1
     assert sweeping[25:] == [0] * 25
 

@@ -13,7 +13,6 @@ from ddlsim.cluster.details import LinkDetail, collected
 from ddlsim.collectives import build
 from ddlsim.errors import ConfigError
 from ddlsim.network import Network
-from ddlsim.network import state as st
 
 
 def fabric(capacity, paths, latency=None, **detail):
@@ -179,7 +178,7 @@ def test_messages_of_one_instant_queue_in_the_order_in_which_they_were_sent():
 
 def all_to_all(cluster, *, replay):
     network = Network(cluster)
-    network.engine.net.counts[st.REPLAY] = replay
+    network.engine.net.counts.replay = replay
     schedule = build("pairwise", 6, kind="all_to_all")
     last = 0.0
     for name in (schedule, build("ring", 6, 1e6)):
@@ -188,7 +187,7 @@ def all_to_all(cluster, *, replay):
         network.join(np.full(6, identity), ranks, last)
         while (done := network.advance()) is not None:
             last = done.time
-    return last, network.engine.net.counts[st.FAST_FORWARDED], network.channel_nbytes.tolist()
+    return last, network.engine.net.counts.fast_forwarded, network.channel_nbytes.tolist()
 
 
 def test_repeated_rounds_are_replayed_where_no_messages_meet():

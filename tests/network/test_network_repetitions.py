@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from ddlsim.cluster import Cluster, star, with_detail
 from ddlsim.collectives import Schedule, build, messages
 from ddlsim.network import Network
-from ddlsim.network.state import REPLAY
 
 
 def written_out(schedule):
@@ -165,7 +164,7 @@ def test_the_order_after_replayed_rounds_is_that_after_simulated_ones(case):
     costs = {"send_overhead": np.full(n + 1, overhead), "recv_overhead": np.full(n + 1, 1e-4)}
     cluster, schedule = dataclasses.replace(plain, **costs), Schedule(n, 1, (lane,))
     fast, slow = Network(cluster), Network(cluster)
-    slow.engine.net.counts[REPLAY] = 0
+    slow.engine.net.counts.replay = 0
     expected = ends(cluster, schedule, 1e6, [0.0] * n, network=slow)
     assert ends(cluster, schedule, 1e6, [0.0] * n, network=fast).tolist() == expected.tolist()
     assert fast.n_replayed > 0 == slow.n_replayed
@@ -289,7 +288,7 @@ def test_repeated_rounds_are_the_rounds_written_out_with_any_transport(share, ca
     repeated = ends(cluster, schedule, 1e6, joins)
     np.testing.assert_allclose(repeated, ends(cluster, written_out(schedule), 1e6, joins), rtol=1e-12)
     simulated = Network(cluster)
-    simulated.engine.net.counts[REPLAY] = 0
+    simulated.engine.net.counts.replay = 0
     np.testing.assert_allclose(repeated, ends(cluster, schedule, 1e6, joins, network=simulated), rtol=1e-12)
 
 

@@ -12,7 +12,6 @@ from ddlsim import ConfigError
 from ddlsim.cluster import Cluster, MultiGpu, leaf_spine, star, torus, with_detail
 from ddlsim.collectives import build
 from ddlsim.network import Network
-from ddlsim.network.state import REPLAY
 
 RATE = 1e6
 CLOS = Cluster.from_graph(leaf_spine(2, 2, 2, bandwidth=RATE, latency=0.0, trunk_bandwidth=RATE))
@@ -66,7 +65,7 @@ def test_a_torus_goes_the_other_way_round():
 def sent(cluster, sends, shares=(), avoided=(), *, replay=1, record=False):
     """Return when each of the messages (source, target, bytes, time) ends, and the network."""
     network = Network(cluster, record=record)
-    network.engine.net.counts[REPLAY] = replay
+    network.engine.net.counts.replay = replay
     network.will_change(shares, (), avoided)
     ids, ended = [], {}
     for source, target, nbytes, time in sorted(sends, key=lambda one: one[3]):
@@ -167,7 +166,7 @@ def test_no_byte_is_lost_whatever_goes_down(share, shape, data):
     found = []
     for replay in (1, 0):
         network = Network(cluster)
-        network.engine.net.counts[REPLAY] = replay
+        network.engine.net.counts.replay = replay
         network.will_change(shares, (), avoided)
         n = len(workers)
         number = network.collective(build("ring", n), workers, 1e6 * n)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from ddlsim.cluster import Cluster, MultiGpu, fat_tree, leaf_spine, star, with_detail
 from ddlsim.collectives import Schedule, build, messages
 from ddlsim.network import Network
-from ddlsim.network.state import N_EVENTS, REPLAY
 
 N = 12
 DETAILS = {
@@ -73,7 +72,7 @@ def rings_of(orders, counts, latencies, repeats):
 def story(replay, fabric, schedules, nbytes, horizons, record=False):
     """Run collectives up to each horizon in turn; return the network and all that can be seen."""
     network = Network(fabric, record=record)
-    network.engine.net.counts[REPLAY] = replay
+    network.engine.net.counts.replay = replay
     for schedule in schedules:
         collective = network.collective(schedule, fabric.workers[:N], nbytes)
         network.join([collective] * N, np.arange(N), 0.0)
@@ -81,7 +80,7 @@ def story(replay, fabric, schedules, nbytes, horizons, record=False):
     for horizon in [*sorted(horizons), np.inf]:
         while (done := network.advance(horizon)) is not None:
             seen.append((done.time, done.ids.tolist(), done.ranks.tolist()))
-        if horizon < np.inf and horizon > network.engine.net.reals[0] and len(seen) % 2 == 0:
+        if horizon < np.inf and horizon > network.engine.net.reals.now and len(seen) % 2 == 0:
             network.send([fabric.workers[0]], [fabric.workers[7]], np.array([2e5]), horizon)
     return network, seen
 
@@ -201,4 +200,4 @@ def test_rounds_of_several_instants_are_logged_as_their_events_are():
 def test_a_replayed_round_is_no_event():
     network, _ = story(1, cluster("pods"), [CASES["channels"][1]], 3.7e7, [])
     again, _ = story(0, cluster("pods"), [CASES["channels"][1]], 3.7e7, [])
-    assert network.engine.net.counts[N_EVENTS] < again.engine.net.counts[N_EVENTS] / 2
+    assert network.engine.net.counts.n_events < again.engine.net.counts.n_events / 2

@@ -27,7 +27,6 @@ from ddlsim import (
 from ddlsim.cluster import MultiGpu, racks, star
 from ddlsim.collectives import build, cost
 from ddlsim.network import Interconnect, Network
-from ddlsim.network.state import N_EVENTS
 from ddlsim.run import run
 
 BANDWIDTH, LATENCY = 1.25e9, 20e-6
@@ -214,6 +213,6 @@ def test_a_step_of_a_thousand_gpus_is_a_few_instants(monkeypatch: pytest.MonkeyP
     result, n_calls = counted(lambda: simulate(large, "resnet50", strategy, 64, steps=1, warmup=0))
     assert result.n_workers == 1024
     assert result.n_messages == 5 * 1024 * (2 * 7 + 2 * 127)  # five buckets, rings of 8 and of 128
-    of_small, of_large = (int(network.engine.net.counts[N_EVENTS]) for network in networks)
+    of_small, of_large = (network.engine.net.counts.n_events for network in networks)
     assert of_large < 2 * of_small < 200
     assert n_calls < 1000 * 1024
