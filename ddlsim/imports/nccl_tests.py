@@ -19,7 +19,7 @@ import contextlib
 import csv
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -134,15 +134,30 @@ def is_bus(factor: float, algbw: float, busbw: float) -> bool:
     return abs(algbw * factor - busbw) <= 0.0051 * (factor + 1) + 0.002 * busbw
 
 
-def check_bus(timing: Timing, algbw: float, busbw: float) -> None:
-    """Raise an error if a row's busbw contradicts the assumed operation or number of ranks."""
-    factor = bus_factor(timing.operation, timing.n_ranks)
-    if not is_bus(factor, algbw, busbw):
-        place, operation, n_ranks = timing.place, timing.operation, timing.n_ranks
-        raise ConfigError(
-            f"{place}: busbw = {busbw:g}: expected {factor:g} times algbw = {algbw:g} for {operation} among {n_ranks} "
-            "ranks; correct operation or n_ranks"
-        )
+@dataclass(frozen=True)
+class _Run:
+    """Contents of an output's header."""
+
+    operation: str
+    n_ranks: int
+    n_hosts: int
+    n_reps: int | None = None
+
+    def timing(
+        self, nbytes: float, micros: float, rates: Sequence[float], dtype: str, variant: str, place: str
+    ) -> Timing:
+        """Return the timing of a row with these `rates`, algbw and busbw.
+
+        Raises ConfigError if busbw contradicts the operation or the number of ranks.
+        """
+        operation, n, (algbw, busbw) = self.operation, self.n_ranks, rates
+        timing = Timing("nccl-tests", operation, n, nbytes, micros * 1e-6, variant=variant, place=place)
+        if not is_bus(factor := bus_factor(operation, n), algbw, busbw):
+            raise ConfigError(
+                f"{place}: busbw = {busbw:g}: expected {factor:g} times algbw = {algbw:g} for {operation} among {n} "
+                "ranks; correct operation or n_ranks"
+            )
+        return replace(timing, n_hosts=self.n_hosts, n_reps=self.n_reps, dtype=DTYPES.get(dtype, dtype))
 
 
 #: header of a CSV file
@@ -191,19 +206,9 @@ def rccl_timing(row: Node, operation: str | None, n_ranks: int | None) -> Timing
     nbytes = row["size"].nonnegative()
     if n > 1 and abs(algbw * micros * 1e3 / n - nbytes) < 0.01 * nbytes:
         nbytes *= n  # received bytes, the only ones in the output for reduce-scatters until 2025
-    hosts = n_hosts if n_hosts > 1 or row.has("gpus") else 0
-    dtype, place = DTYPES.get(row["type"].text(), row["type"].text()), row.place.rstrip(": ")
+    run = _Run(operation, n, n_hosts if n == ranks[0] and (n_hosts > 1 or row.has("gpus")) else 0)
     variant = "in-place" if row["inplace"].number() else "out-of-place"
-    hosts = hosts if n == ranks[0] else 0
-    timing = Timing("nccl-tests", operation, n, nbytes, micros * 1e-6, n_hosts=hosts, variant=variant, place=place)
-    check_bus(timing, algbw, busbw)
-    return replace(timing, dtype=dtype)
-
-
-def is_rccl(document: Node) -> bool:
-    """Return whether a JSON value is a row of rccl-tests, or a list of them."""
-    first = document.value[0] if isinstance(document.value, list) and document.value else document.value
-    return isinstance(first, dict) and "busBw" in first
+    return run.timing(nbytes, micros, (algbw, busbw), row["type"].text(), variant, row.place.rstrip(": "))
 
 
 _PROGRAM = re.compile(r"\b(\w+)_perf\b")
@@ -215,20 +220,6 @@ _TYPES = re.compile(
 
 #: minimum of the 32 spaces printed for a variant that was not run (util.cu, writeBenchMarkLineNullBody)
 _BLANK = 24
-
-
-@dataclass(frozen=True)
-class _Run:
-    """Contents of an output's header."""
-
-    operation: str
-    n_ranks: int
-    n_hosts: int
-    n_reps: int | None
-
-    def timing(self, nbytes: float, seconds: float, dtype: str, variant: str, place: str) -> Timing:
-        timing = Timing("nccl-tests", self.operation, self.n_ranks, nbytes, seconds, variant=variant, place=place)
-        return replace(timing, n_hosts=self.n_hosts, n_reps=self.n_reps, dtype=DTYPES.get(dtype, dtype))
 
 
 @checked
@@ -402,20 +393,18 @@ def _listed(table: Table) -> tuple[int, int]:
 def _timing(source: SourceText, row: Row, run: _Run, variant: str) -> Timing:
     cells = row.times[variant]
     nbytes = nonnegative_number(source, row.line, row.words[0], "size")
-    seconds = positive_number(source, row.line, cells["time"], "time") * 1e-6
-    timing = run.timing(nbytes, seconds, row.words[2], variant, f"{source.path}:{row.line}")
-    algbw, busbw = (nonnegative_number(source, row.line, cells[name], name) for name in ("algbw", "busbw"))
-    check_bus(timing, algbw, busbw)
-    return timing
+    micros = positive_number(source, row.line, cells["time"], "time")
+    rates = [nonnegative_number(source, row.line, cells[name], name) for name in ("algbw", "busbw")]
+    return run.timing(nbytes, micros, rates, row.words[2], variant, f"{source.path}:{row.line}")
 
 
 def _read_json(
     source: SourceText, root: Node, operation: str | None, n_ranks: int | None, left_out: LeftOut
 ) -> list[Timing]:
     """Return the timings of a run, or of rccl-tests' rows."""
-    rows = list[Timing]()
-    if is_rccl(root):
-        for row in root.items() if isinstance(root.value, list) else [root]:
+    rows, listed = list[Timing](), root.items() if isinstance(root.value, list) and root.value else [root]
+    if isinstance(listed[0].value, dict) and "busBw" in listed[0].value:
+        for row in listed:
             with left_out:
                 rows.append(rccl_timing(row, operation, n_ranks))
         return rows
@@ -469,14 +458,11 @@ def _json_row(result: Node, key: str, variant: str, run: _Run) -> Timing:
         raise body.error("contains CPU times (cpu_time); measure again without -C 1")
     if body.has("nwrong") and body["nwrong"].number() > 0:
         raise body.error(f"{body['nwrong'].number():g} wrong values; the run is invalid, repeat it")
-    seconds, low, high = body["time"].positive() * 1e-6, None, None
-    if result.has(f"{key}_per_iter"):  # with per-iteration timing, use the median
-        each = result[f"{key}_per_iter"]
-        seconds = each["p50_us"].positive() * 1e-6
-        low, high = each["min_us"].positive() * 1e-6, each["max_us"].positive() * 1e-6
-    nbytes, dtype = result["size"].nonnegative(), result["type"].text()
-    timing = run.timing(nbytes, seconds, dtype, variant, body.place)
-    if low is not None:
-        timing = replace(timing, statistic="median", min_s=low, max_s=high)
-    check_bus(timing, body["alg_bw"].number(), body["bus_bw"].number())
-    return timing
+    micros, nbytes, dtype = body["time"].positive(), result["size"].nonnegative(), result["type"].text()
+    rates = body["alg_bw"].number(), body["bus_bw"].number()
+    timing = run.timing(nbytes, micros, rates, dtype, variant, body.place)
+    if not result.has(f"{key}_per_iter"):
+        return timing
+    each = result[f"{key}_per_iter"]  # with per-iteration timing, use the median
+    median, low, high = (each[name].positive() * 1e-6 for name in ("p50_us", "min_us", "max_us"))
+    return replace(timing, seconds=median, statistic="median", min_s=low, max_s=high)
