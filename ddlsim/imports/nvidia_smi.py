@@ -112,7 +112,13 @@ def _read(source: SourceText) -> _Matrix:
             if len(words) < 1 + len(names):
                 raise source.error(number, f"has {len(words) - 1} of {len(names)} entries; is the matrix complete?")
             for name, cell in zip(names, words[1:], strict=False):
-                cells[words[0], name] = _checked(source, number, words[0], name, cell)
+                if (words[0] == name) != (cell == "X"):
+                    raise source.error(
+                        number, f"{words[0]} - {name} is {cell}; X must be on the diagonal, and only there"
+                    )
+                if cell != "X" and cell not in _KINDS and not re.fullmatch(r"NV[1-9][0-9]?", cell):
+                    raise source.error(number, f"{words[0]} - {name} is {cell!r}; must be NV#, {', '.join(_KINDS)}")
+                cells[words[0], name] = cell
             if words[0].startswith("GPU"):
                 affinity[words[0]] = words[1 + len(names)] if len(words) > 1 + len(names) else ""
     if not names:
@@ -155,14 +161,6 @@ def _assumed(source: SourceText, n_links: dict[str, int], nvswitch: bool | None)
         raise source.error(None, f"the file lists NVLinks, but not where they lead; {hint}")
     cells = {(a, b): "X" if a == b else f"NV{n_links[a]}" for a, b in itertools.product(names, names)}
     return _Matrix(source, names, cells, dict.fromkeys(names, ""))
-
-
-def _checked(source: SourceText, number: int, row: str, column: str, cell: str) -> str:
-    if (row == column) != (cell == "X"):
-        raise source.error(number, f"{row} - {column} is {cell}; X must be on the diagonal, and only there")
-    if cell != "X" and cell not in _KINDS and not re.fullmatch(r"NV[1-9][0-9]?", cell):
-        raise source.error(number, f"{row} - {column} is {cell!r}; must be NV#, {', '.join(_KINDS)}")
-    return cell
 
 
 def _label(name: str) -> str:
