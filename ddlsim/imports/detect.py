@@ -218,18 +218,15 @@ def read_topology(path: str | Path, facts: Mapping[str, object] | None = None) -
     if kind not in TOPOLOGIES:
         kinds = listed(["toml", "json", *TOPOLOGIES])
         raise ConfigError(f"{path}: a {kind} file does not describe a topology; use one of {kinds}")
+
+    def appended(option: re.Match[str]) -> str:
+        """Return what to append to the path, instead of an option of ``ddlsim import``."""
+        name = option[1].replace("-", "_")
+        return f"(append +{name}={'true' if name in ('ignore_unknown', 'virtual_nics') else '...'} to the path)"
+
     try:
         cluster = read_any(path, kind=kind, facts=facts)
-    except ConfigError as error:  # hints in it name options of ddlsim import
-        raise type(error)(_OPTION.sub(_appended, str(error))) from None
+    except ConfigError as error:
+        raise type(error)(re.sub(r"\(--(?:set )?(\w[\w-]*)(?:=[^)]*)?\)", appended, str(error))) from None
     assert isinstance(cluster, Cluster)
     return cluster
-
-
-_OPTION = re.compile(r"\(--(?:set )?(\w[\w-]*)(?:=[^)]*)?\)")
-
-
-def _appended(option: re.Match[str]) -> str:
-    """Return what to append to the path of a topology, instead of an option of ``ddlsim import``."""
-    name = option[1].replace("-", "_")
-    return f"(append +{name}={'true' if name in ('ignore_unknown', 'virtual_nics') else '...'} to the path)"

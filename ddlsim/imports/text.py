@@ -88,7 +88,11 @@ class SourceText:
     def lines(self) -> Iterator[tuple[int, str]]:
         """Yield (line number from 1, line) pairs, without launcher prefixes and trailing spaces."""
         for number, line in enumerate(self.text.splitlines(), start=1):
-            yield number, _without_prefix(line).rstrip()
+            line = _COLOUR.sub("", line)
+            for _ in range(3):  # such as a collector's date before a launcher's rank
+                match = _PREFIX.match(line)
+                line = line[match.end() :] if match else line
+            yield number, line.rstrip()
 
     def error(self, line: int | None, reason: str) -> ConfigError:
         """Return an error with `reason` (rule and remedy) at `line`, or for the whole file if `line` is None."""
@@ -98,16 +102,6 @@ class SourceText:
     def entry_error(self, line: int, reason: str) -> EntryError:
         """Return an error with `reason` for the entry at `line`."""
         return EntryError(f"{self.path}:{line}: {reason}")
-
-
-def _without_prefix(line: str) -> str:
-    line = _COLOUR.sub("", line)
-    for _ in range(3):  # such as a collector's date before a launcher's rank
-        match = _PREFIX.match(line)
-        if match is None:
-            break
-        line = line[match.end() :]
-    return line
 
 
 def read_bytes(path: Path) -> bytes:
