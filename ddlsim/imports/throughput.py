@@ -83,11 +83,8 @@ def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tup
     others = [i for i, name in enumerate(plain) if i not in (*ranks, *batches) and not _LABELS.fullmatch(name)]
     for i in others if not rates else ():
         if _QUANTITIES.fullmatch(plain[i]):
-            raise source.error(
-                head_line,
-                f"the column {heading[i]!r} is not a throughput; name the column of throughputs, such as 'images/s', "
-                "or write times as a table of measurements",
-            )
+            hint = "name the column of throughputs, such as 'images/s', or write times as a table of measurements"
+            raise source.error(head_line, f"the column {heading[i]!r} is not a throughput; {hint}")
     series = rates or [i for i in others if any(_is_number(cells[i]) for _, cells in rows if len(cells) > i)]
     labels = [i for i in range(len(heading)) if i not in (*ranks, *batches, *series)]
     found, left_out = list[Timing](), LeftOut()
