@@ -137,7 +137,9 @@ def with_parameters(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
                 f"communicate over links {link_class} hosts; remove {name}"
             )
         route, rate = found
-        members = _members(cluster, link_class, route)
+        members = inside_hosts(cluster) == (link_class == "inside")  # the links that are scaled together
+        if link_class == "inside":
+            members &= np.isin(cluster.link_kind, [cluster.link_kind[link] for link in route.tolist()])
         if quantity == "latency":
             known = float(latency[route].sum())
             if details is not None:  # the measurement includes the threads at both ends
@@ -187,14 +189,6 @@ def payload_rate(cluster: Cluster, links: Ints) -> Floats:
     if not (payload > 0.0).any():
         return rate
     return np.asarray(rate / (1.0 + details.frame_header[links].max() / payload[payload > 0.0].min()))
-
-
-def _members(cluster: Cluster, link_class: str, route: Ints) -> Bools:
-    """Whether each link is scaled together with the links of `route`."""
-    if link_class == "between":
-        return np.logical_not(inside_hosts(cluster))
-    kinds = {cluster.link_kind[link] for link in route.tolist()}
-    return np.logical_and(inside_hosts(cluster), [kind in kinds for kind in cluster.link_kind])
 
 
 def _reference_links(cluster: Cluster, link_class: str) -> tuple[Ints, Floats] | None:

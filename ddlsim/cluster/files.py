@@ -13,6 +13,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -275,16 +276,11 @@ def read_cluster(path: Path, text: str, settings: Sequence[str] = ()) -> Cluster
             raise ConfigError(f"+{settings[0]}: only keys of .toml files with [generator] can be overridden")
         else:
             cluster = readers[path.suffix](path.stem, text)
-        return _with_device_files(cluster, path.parent)
+        return _renamed(cluster, lambda name: str(path.parent / name) if (path.parent / name).is_file() else name)
     except ConfigError as error:
         raise type(error)(f"{path}: {error}") from None
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply for a cluster file; is it the right file?") from None
-
-
-def _with_device_files(cluster: Cluster, folder: Path) -> Cluster:
-    """Replace the names of device files that exist in the cluster file's `folder` by their paths."""
-    return _renamed(cluster, lambda name: str(folder / name) if (folder / name).is_file() else name)
 
 
 def in_folder(cluster: Cluster, folder: Path) -> Cluster:
@@ -330,7 +326,10 @@ def cluster_toml(cluster: Cluster, folder: Path, calibration: CalibrationTable |
     graph = to_graph(in_folder(cluster, folder))
     about = {key: graph.graph[key] for key in ("title", "sources", "notes", "routing", "grid") if key in graph.graph}
     table: dict[str, Any] = {"name": cluster.name, "nodes": [], "edges": [], "routes": []} | about
-    for data, nodes in _runs((_without_own_host(node, data), node) for node, data in graph.nodes.items()):
+    for node, data in graph.nodes.items():
+        if data["kind"] != "switch" and data["host"] == node:  # the default
+            del data["host"]
+    for data, nodes in _runs((data, node) for node, data in graph.nodes.items()):
         table["nodes"].append({"names": nodes, **_in_units(data)})
     for data, links in _alike(graph):
         keys = {"keys": [key for _, _, key in links]} if data.get("shared") else {}  # identifies the opposite direction
@@ -345,11 +344,6 @@ def cluster_toml(cluster: Cluster, folder: Path, calibration: CalibrationTable |
 def _in_units(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return attributes with bandwidths and times as text with units."""
     return {key: quantity_text(value, _DIMENSIONS[key]) if key in _DIMENSIONS else value for key, value in data.items()}
-
-
-def _without_own_host(node: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of a node, without "host" if an endpoint is its own machine."""
-    return {key: value for key, value in data.items() if (key, value) != ("host", node) or data["kind"] == "switch"}
 
 
 def _runs(pairs: Iterable[tuple[dict[str, Any], Any]]) -> Iterator[tuple[dict[str, Any], list[Any]]]:
@@ -529,21 +523,30 @@ def _read_json(stem: str, text: str) -> Cluster:
             raise ConfigError(f"{key} = {shown(data[key])} must be true or false")
     if not isinstance(data.get("graph", {}), dict):
         raise ConfigError(f"graph = {shown(data['graph'])} must be an object with the attributes of the graph")
-    try:
+    with _graph_errors("node-link graph", f"nodes must have 'id', and {edges} 'source' and 'target'"):
         ids = [node["id"] for node in data["nodes"]]
         _check_references(ids, [end for edge in data[edges] for end in (edge["source"], edge["target"])])
         several = data.get("multigraph", True)
         links = [(edge["source"], edge["target"], edge.get("key")) for edge in data[edges]]
         _check_repeated([link for link in links if not (several and link[2] is None)], data.get("directed", False))
         graph = nx.node_link_graph(data, edges=edges)
+    return from_graph(graph, None if "name" in graph.graph else stem)
+
+
+@contextmanager
+def _graph_errors(kind: str, remedy: str) -> Iterator[None]:
+    """Raise ConfigError for the errors, and warnings, of networkx on malformed graphs."""
+    import networkx as nx
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # networkx only warns if keys in GraphML have no type
+            yield
     except ConfigError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, nx.NetworkXException) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, nx.NetworkXException, Warning) as error:
         what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise ConfigError(
-            f"not a node-link graph ({what}); nodes must have 'id', and {edges} 'source' and 'target'"
-        ) from None
-    return from_graph(graph, None if "name" in graph.graph else stem)
+        raise ConfigError(f"not a {kind} ({what}); {remedy}") from None
 
 
 def _check_references(nodes: list[Any], ends: list[Any]) -> None:
@@ -588,21 +591,12 @@ def _read_graphml(stem: str, text: str) -> Cluster:
     except (ParseError, ValueError) as error:  # ValueError: invalid XML characters
         raise ConfigError(f"not valid XML: {error}; correct it (is the file complete?)") from None
     elements = [(element.tag.rpartition("}")[2], element.attrib) for element in root.iter()]
-    try:
-        _check_references(
-            [attributes["id"] for tag, attributes in elements if tag == "node"],
-            [attributes[end] for tag, attributes in elements if tag == "edge" for end in ("source", "target")],
-        )
-        named = [attributes for tag, attributes in elements if tag == "edge" and "id" in attributes]
-        _check_repeated([(edge["source"], edge["target"], edge["id"]) for edge in named], directed=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # networkx only warns if keys have no type
-            graph: nx.Graph[Any] = nx.parse_graphml(text, force_multigraph=True)
-    except ConfigError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, nx.NetworkXException, Warning) as error:
-        what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise ConfigError(f"not a GraphML graph ({what}); write it with networkx") from None
+    with _graph_errors("GraphML graph", "write it with networkx"):
+        edges = [attributes for tag, attributes in elements if tag == "edge"]
+        ids = [attributes["id"] for tag, attributes in elements if tag == "node"]
+        _check_references(ids, [edge[end] for edge in edges for end in ("source", "target")])
+        _check_repeated([(edge["source"], edge["target"], edge["id"]) for edge in edges if "id" in edge], directed=True)
+        graph: nx.Graph[Any] = nx.parse_graphml(text, force_multigraph=True)
     for *_, edge in graph.edges(data=True):
         edge.pop("id", None)
     for key in _LISTS:
