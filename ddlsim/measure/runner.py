@@ -22,7 +22,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -308,7 +308,12 @@ def run(
         trained = by_label.get(task.model)
         backend = transport.compute if task.experiment == "memory" else transport.backend
         backend = trained.backend if trained is not None else backend
-        return _row(task, size, times, backend, transport.version, note)
+        least, low, median, high, most = np.quantile(times, (0.0, 0.25, 0.5, 0.75, 1.0)).tolist()
+        batch, nbytes = (size, 0) if task.experiment == "step" else (0, size)
+        what = task.experiment, task.operation, task.n_ranks, task.n_hosts
+        spread, about = (least, most, low, high, len(times)), (backend, "float32", batch, task.model)
+        version = f"ddlsim {ddlsim.__version__}; {transport.version}"
+        return Measurement(*what, median, nbytes, *spread, *about, version, note)
 
     pending = []
     for task in tasks:
@@ -345,14 +350,6 @@ def _ladder(
         timing = measure(transport, task, work, share, left)
         cost, before = timing.cost, size
         yield Event(task, row(task, size, timing.times))
-
-
-def _row(task: Task, size: int, times: Sequence[float], backend: str, version: str, note: str) -> Measurement:
-    least, low, median, high, most = np.quantile(times, (0.0, 0.25, 0.5, 0.75, 1.0)).tolist()
-    batch, nbytes = (size, 0) if task.experiment == "step" else (0, size)
-    what = task.experiment, task.operation, task.n_ranks, task.n_hosts
-    row = Measurement(*what, median, nbytes, least, most, low, high, len(times), backend, "float32", batch, task.model)
-    return replace(row, version=f"ddlsim {ddlsim.__version__}; {version}", note=note)
 
 
 def crowding(transport: Transport) -> str:

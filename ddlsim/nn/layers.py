@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -66,7 +66,6 @@ class Conv2d:
     bias: Slot | None
     input_grad: bool
     buffers: Buffers
-    x: Array = field(init=False)
 
     def __post_init__(self) -> None:
         sizes = list(zip(self.in_space, self.out_space, self.kernel, self.stride, self.padding, strict=True))
@@ -149,8 +148,6 @@ class Pool2d:
     windows: tuple[Windows, Windows]  # rows, columns
     input_grad: bool
     buffers: Buffers
-    x: Array = field(init=False)
-    out: Array = field(init=False)
 
     def __post_init__(self) -> None:
         rows, columns = self.windows
@@ -198,10 +195,13 @@ class BatchNorm2d:
     mean: Slot
     variance: Slot
     buffers: Buffers
-    x: Array = field(init=False)
 
     def forward(self, x: Array, run: Pass) -> Array:
-        mean, variance = self._batch_statistics(x, run) if run.training else self._running(run)
+        if run.training:
+            mean, variance = self._batch_statistics(x, run)
+        else:
+            assert run.state is not None
+            mean, variance = (slot.of(run.state).astype(np.float64) for slot in (self.mean, self.variance))
         inverse = 1.0 / np.sqrt(variance + self.eps)
         scale = self.weight.of(run.params) * inverse
         shift = self.bias.of(run.params) - mean * scale
@@ -238,11 +238,6 @@ class BatchNorm2d:
             for slot, new in ((self.mean, mean), (self.variance, unbiased)):
                 slot.of(run.state)[...] += self.momentum * (new - slot.of(run.state))
         return mean, variance
-
-    def _running(self, run: Pass) -> tuple[Doubles, Doubles]:
-        assert run.state is not None
-        mean, variance = self.mean.of(run.state), self.variance.of(run.state)
-        return mean.astype(np.float64), variance.astype(np.float64)
 
     def _sums(
         self, a: Array, b: Array, shift_a: float | Array, scale_b: float, shift_b: float | Array, run: Pass
@@ -374,7 +369,6 @@ class Dense:
     bias: Slot | None
     input_grad: bool
     buffers: Buffers
-    x: Array = field(init=False)
 
     def forward(self, x: Array, run: Pass) -> Array:
         self.x = x.reshape(-1, self.features)
@@ -396,7 +390,6 @@ class Elementwise:
     kind: Literal["relu", "gelu", "tanh", "sigmoid"]
     in_place: bool
     buffers: Buffers
-    kept: Array = field(init=False)  # input of the derivative: GELU's input, others' output
 
     def forward(self, x: Array, run: Pass) -> Array:
         out = x if self.in_place else self.buffers.get("out", *x.shape)
@@ -405,7 +398,7 @@ class Elementwise:
             np.tanh(source, out=target)
         else:
             getattr(row_kernels, self.kind)(source, target)
-        self.kept = x if self.kind == "gelu" else out
+        self.kept = x if self.kind == "gelu" else out  # for the derivative
         return out
 
     def backward(self, dy: Array, run: Pass) -> Array | None:
@@ -435,7 +428,6 @@ class Pure:
     buffers: Mapping[str, Slot]
     momentum: float
     stream: int
-    kept: object = field(init=False)
 
     def forward(self, x: Array, run: Pass) -> Array:
         given: dict[str, object] = {"train": run.training, "buffers": None, "rng": None}
