@@ -12,12 +12,10 @@ factor, which preserves their proportions: a trunk with four times the bandwidth
 bandwidth. Inside hosts, only links of the kinds on the reference route change their bandwidth, because NVLink rates say
 nothing about PCIe. Latencies of all kinds are scaled, because they decide between routes with the same number of hops.
 
-A simulation deviates from reality, and a fit to one operation does not tell how far another operation deviates (Kennedy
-and O'Hagan 2001, Journal of the Royal Statistical Society B 63(3)). The deviations of earlier predictions of each kind
-are in `deviations/learned.toml`, which ``python -m accuracy.deviations`` writes from the measurements of the accuracy
-page. It contains one-sided 97.5 % quantiles, because effects that are not modelled mostly make a run slower. In
-addition, each message may be faster or slower by up to the latency of the measured ones (:data:`PER_MESSAGE`). Beyond
-the measured range, the variance grows with the number of doublings, as in a random walk.
+The second half of the module has the deviations of predictions from reality (docs/calibration.md). Those of earlier
+predictions of each kind are in `deviations/learned.toml`, which ``python -m accuracy.deviations`` writes. In addition,
+each message may be faster or slower by up to the latency of the measured ones (:data:`PER_MESSAGE`). Beyond the
+measured range, the variance grows with the number of doublings, as in a random walk.
 """
 
 from __future__ import annotations

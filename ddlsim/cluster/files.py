@@ -265,8 +265,6 @@ def read_cluster(path: Path, text: str, settings: Sequence[str] = ()) -> Cluster
     """Return the cluster described by the file's `text`, in the format of the suffix.
 
     settings  "key=value" for keys of [generator] and [host], which override the file
-
-    Raises :class:`ConfigError` in one line: path, field, value, rule and remedy.
     """
     readers = {".json": _read_json, ".graphml": _read_graphml}
     try:

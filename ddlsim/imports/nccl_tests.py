@@ -50,7 +50,6 @@ class Row:
     """One row of the table: the cells before the times, and those of the out-of-place and in-place times."""
 
     line: int
-    words: list[str]
     about: Mapping[str, str]
     times: Mapping[str, Mapping[str, str]]
 
@@ -99,11 +98,10 @@ def fits(table: Table, operation: str, n_ranks: int) -> bool:
         no_in_place = operation in ("p2p", "all_to_all")  # (reportErrors = in_place ? 0 : 1)
         if (out_alone and not no_in_place) or (no_in_place and unchecked not in (None, "N/A")):
             return False
-        size, count, item = int(row.words[0]), int(row.words[1]), _NBYTES.get(row.words[2], 1)
-        parts = n_ranks if operation in _IN_PARTS else 1
-        if abs(size - count * item * parts) > 16 * parts:  # parts are whole multiples of 16 bytes
+        nbytes = int(row.about["count"]) * _NBYTES.get(row.about["type"], 1)
+        parts, factor = n_ranks if operation in _IN_PARTS else 1, bus_factor(operation, n_ranks)
+        if abs(int(row.about["size"]) - nbytes * parts) > 16 * parts:  # parts are whole multiples of 16 bytes
             return False
-        factor = bus_factor(operation, n_ranks)
         if not all(is_bus(factor, algbw, busbw) for algbw, busbw in _rates(row)):
             return False
     return True
@@ -146,10 +144,7 @@ class _Run:
     def timing(
         self, nbytes: float, micros: float, rates: Sequence[float], dtype: str, variant: str, place: str
     ) -> Timing:
-        """Return the timing of a row with these `rates`, algbw and busbw.
-
-        Raises ConfigError if busbw contradicts the operation or the number of ranks.
-        """
+        """Return the timing of a row with these `rates`, algbw and busbw."""
         operation, n, (algbw, busbw) = self.operation, self.n_ranks, rates
         timing = Timing("nccl-tests", operation, n, nbytes, micros * 1e-6, variant=variant, place=place)
         if not is_bus(factor := bus_factor(operation, n), algbw, busbw):
@@ -184,10 +179,7 @@ def csv_rows(source: SourceText) -> Iterator[Node]:
 
 
 def rccl_timing(row: Node, operation: str | None, n_ranks: int | None) -> Timing:
-    """Return the timing of a row.
-
-    Raises ConfigError for wrong results, an unsupported operation, or a bus bandwidth of another number of ranks.
-    """
+    """Return the timing of a row."""
     if isinstance(row.value, dict):
         row = Node({key.lower(): value for key, value in row.value.items()}, row.place)
     name = row["name"].text()
@@ -253,9 +245,13 @@ def read_nccl_tests(
         for table in _tables(source, left_out):
             run = _run(source, table, operation, n_ranks)
             for row in table.rows:
-                for variant in row.times:
+                for variant, cells in row.times.items():
                     with left_out:
-                        rows.append(_timing(source, row, run, variant))
+                        nbytes = nonnegative_number(source, row.line, row.about["size"], "size")
+                        micros = positive_number(source, row.line, cells["time"], "time")
+                        rates = [nonnegative_number(source, row.line, cells[key], key) for key in ("algbw", "busbw")]
+                        place = f"{source.path}:{row.line}"
+                        rows.append(run.timing(nbytes, micros, rates, row.about["type"], variant, place))
     left_out.tell(rows, source, "no rows of nccl-tests (size, count, type, ..., busbw) found; did the run fail?")
     return tuple(rows)
 
@@ -340,7 +336,7 @@ def _row(source: SourceText, number: int, line: str, columns: list[str], in_plac
             raise source.error(number, f"{wrong} wrong values ({variant}); the run is invalid, repeat it")
     # cells of operations without an in-place form are empty
     times = {variant: cells for variant, cells in times.items() if cells["time"] != "N/A"}
-    return Row(number, words, dict(zip(columns[: starts[0]], words, strict=False)), times)
+    return Row(number, dict(zip(columns[: starts[0]], words, strict=False)), times)
 
 
 def _run(source: SourceText, table: Table, operation: str | None, n_ranks: int | None) -> _Run:
@@ -390,14 +386,6 @@ def _listed(table: Table) -> tuple[int, int]:
     return n_ranks, len(set(host_of.values())) if inside else 0
 
 
-def _timing(source: SourceText, row: Row, run: _Run, variant: str) -> Timing:
-    cells = row.times[variant]
-    nbytes = nonnegative_number(source, row.line, row.words[0], "size")
-    micros = positive_number(source, row.line, cells["time"], "time")
-    rates = [nonnegative_number(source, row.line, cells[name], name) for name in ("algbw", "busbw")]
-    return run.timing(nbytes, micros, rates, row.words[2], variant, f"{source.path}:{row.line}")
-
-
 def _read_json(
     source: SourceText, root: Node, operation: str | None, n_ranks: int | None, left_out: LeftOut
 ) -> list[Timing]:
@@ -417,7 +405,7 @@ def _read_json(
         )
     config = root["config"] if root.has("config") else Node({}, root.place)
     n_reps = config["iterations"].count() if config.has("iterations") else None
-    hosts = next(iter(_json_groups(config).values()), []) if config.has("devices") else []
+    hosts = _json_hosts(config) if config.has("devices") else []
     if not (n_ranks or hosts):
         raise source.error(None, "the number of ranks (config.devices) is missing; set n_ranks (--ranks)")
     n_hosts = len(set(hosts)) if n_ranks in (None, len(hosts)) else 0
@@ -432,8 +420,8 @@ def _read_json(
     return rows
 
 
-def _json_groups(config: Node) -> dict[str, list[str]]:
-    """Return the host of each rank, by communicator.
+def _json_hosts(config: Node) -> list[str]:
+    """Return the host of each rank of the first communicator.
 
     If a process has several GPUs, only the first is listed (util.cu, parseRankInfo) and represents all of them.
     """
@@ -444,12 +432,9 @@ def _json_groups(config: Node) -> dict[str, list[str]]:
     numbers = [device["rank"].number() for device in devices]
     if per_process > 1 and len(numbers) > 1 and numbers[1] - numbers[0] == 1:
         per_process = 1  # all are listed
-    groups: dict[str, list[str]] = {}
-    for device in devices:
-        group = str(device["group"].number()) if device.has("group") else "0"
-        host = device["hostname"].text() if device.has("hostname") else ""
-        groups.setdefault(group, []).extend([host] * per_process)
-    return groups
+    groups = [device["group"].number() if device.has("group") else 0.0 for device in devices]
+    hosts = [device["hostname"].text() if device.has("hostname") else "" for device in devices]
+    return [host for group, host in zip(groups, hosts, strict=True) if group == groups[0] for _ in range(per_process)]
 
 
 def _json_row(result: Node, key: str, variant: str, run: _Run) -> Timing:

@@ -306,11 +306,7 @@ class _Platform:
 
 
 def zones_cluster(outer: Element) -> Cluster:
-    """Return the cluster of everything in the zone `outer`, with the routes between its hosts.
-
-    Raises ConfigError with file, line and reason for unsupported elements and routings, and for missing links, hosts
-    and gateways.
-    """
+    """Return the cluster of everything in the zone `outer`, with the routes between its hosts."""
     platform = _Platform()
     root = _read_zone(platform, outer, [])
     off = set(platform.off)

@@ -105,10 +105,7 @@ class SourceText:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the contents of the file `path`, decompressed if it is gzip.
-
-    Raises :class:`ConfigError` if it cannot be read or exceeds :data:`ddlsim.plain.MAX_NBYTES`.
-    """
+    """Return the contents of the file `path`, decompressed if it is gzip."""
     data = plain.read_bytes(path, "no such file; check the path")
     if data[:2] == b"\x1f\x8b":
         try:

@@ -114,9 +114,6 @@ def make_plan(
     only         experiments to run; empty: all
     models       labels of the trained models, each with all `batch_sizes` (samples per rank)
     lacking      collectives that the library does not support
-
-    Raises ConfigError for an unknown experiment, sizes below one element, models that would not be timed, and
-    for a plan without any task.
     """
     if "kernels" in only:  # measured separately, not as a task
         raise ConfigError(f"--only {','.join(only)}: kernels are measured on one device; use them alone")

@@ -114,10 +114,7 @@ class TorchTransport(Transport):
 
 
 def connect_torch(backend: str) -> TorchTransport:
-    """Return the transport of torchrun's ranks for "gloo", "nccl", or "auto": NCCL if there are GPUs.
-
-    Raises ConfigError if NCCL is requested but not available, or if a host has more ranks than GPUs.
-    """
+    """Return the transport of torchrun's ranks for "gloo", "nccl", or "auto": NCCL if there are GPUs."""
     has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
     if backend == "auto":
         backend = "nccl" if has_nccl else "gloo"
