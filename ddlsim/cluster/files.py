@@ -128,15 +128,15 @@ class ClusterFile:
     switch_power: _Power | None = None  # of every switch between the machines
     switch_reduces: bool | None = None  # whether each of them reduces messages
     generator: Mapping[str, object] | None = None
-    link: Mapping[str, object] | None = None
+    link: AllLinksTable | None = None
     host: Mapping[str, object] | None = None
     hosts: Sequence[Mapping[str, object]] = ()
-    switches: Sequence[Mapping[str, object]] = ()
-    links: Sequence[Mapping[str, object]] = ()
-    storage: Sequence[Mapping[str, object]] = ()
+    switches: Sequence[SwitchTable] = ()
+    links: Sequence[LinkTable] = ()
+    storage: Sequence[StorageTable] = ()
     nodes: Sequence[Mapping[str, object]] = ()
     edges: Sequence[Mapping[str, object]] = ()
-    routes: Sequence[Mapping[str, object]] = ()
+    routes: Sequence[RouteTable] = ()
     calibration: Mapping[str, object] | None = None  # see calibration_table.py
 
 
@@ -377,17 +377,14 @@ def _read_toml(stem: str, text: str, settings: Sequence[str]) -> Cluster:
         _add_nodes(graph, file.nodes)
         sources += _add_explicit(graph, file)
         _add_edges(graph, file.edges)
-    for i, row in enumerate(file.storage):
-        storage = PLAIN.build(StorageTable, row, f"storage.{i}")
-        sources.append(storage.source)
-        add_storage(graph, storage, f"storage.{i}")
-    routes = [PLAIN.build(RouteTable, row, f"routes.{i}") for i, row in enumerate(file.routes)]
-    sources += [route.source for route in routes]
+    for i, storage in enumerate(file.storage):
+        add_storage(graph, storage, f"storage[{i}]")
+    sources += [table.source for table in (*file.storage, *file.routes)]
     graph.graph.update(
         title=", but ".join((file.title, *settings)),
-        sources=[*file.sources, *(source for source in sources if source)],
+        sources=[*file.sources, *filter(None, sources)],
         notes=file.notes,
-        routes=[list(route.path) for route in routes],
+        routes=[list(route.path) for route in file.routes],
     )
     if file.grid:
         graph.graph["grid"] = file.grid
@@ -397,10 +394,9 @@ def _read_toml(stem: str, text: str, settings: Sequence[str]) -> Cluster:
     if file.switch_reduces is not None:
         cluster = dataclasses.replace(cluster, switch_reduces=cluster.is_fabric_switch & file.switch_reduces)
     if file.link is not None:
-        link = PLAIN.build(AllLinksTable, file.link, "link")
-        detail = dataclasses.asdict(link.detail("link: "))
-        cluster = with_detail(cluster, **detail, kinds=link.kinds)
-        cluster = dataclasses.replace(cluster, sources=(*cluster.sources, *([link.source] if link.source else [])))
+        detail = dataclasses.asdict(file.link.detail("link: "))
+        cluster = with_detail(cluster, **detail, kinds=file.link.kinds)
+        cluster = dataclasses.replace(cluster, sources=(*cluster.sources, *filter(None, [file.link.source])))
     if file.calibration is None:
         return cluster
     from ddlsim.cluster import calibration_table
@@ -413,7 +409,7 @@ def _add_explicit(graph: Graph, file: ClusterFile) -> list[str | None]:
     sources: list[str | None] = []
     ports: dict[str, list[str]] = {}
     for i, row in enumerate(file.hosts):
-        place = f"hosts.{i}"
+        place = f"hosts[{i}]"
         head = PLAIN.build(Numbered, {key: row[key] for key in ("name", "count") if key in row}, place)
         rest = {key: value for key, value in row.items() if key not in ("name", "count")}
         machine, found = interior(rest, place)
@@ -426,20 +422,16 @@ def _add_explicit(graph: Graph, file: ClusterFile) -> list[str | None]:
                 ports[name] = add_host(graph, name, machine)
             except ConfigError as error:
                 raise type(error)(f"{place}: {str(error).removeprefix('host: ')}") from None
-    for i, row in enumerate(file.switches):
-        switch = PLAIN.build(SwitchTable, row, f"switches.{i}")
-        sources.append(switch.source)
-        check_size(len(graph) + (switch.count or 1), 0, f"switches.{i}")
+    for i, switch in enumerate(file.switches):
+        check_size(len(graph) + (switch.count or 1), 0, f"switches[{i}]")
         told: dict[str, Any] = {} if switch.power is None else {"power": switch.power}
         for name in switch.names:
-            _check_new(name, ports, f"switches.{i}")
+            _check_new(name, ports, f"switches[{i}]")
             graph.add_node(name, kind="switch", **told, **({"reduces": True} if switch.reduces else {}))
             ports[name] = [name]
-    for i, row in enumerate(file.links):
-        link = PLAIN.build(LinkTable, row, f"links.{i}")
-        sources.append(link.source)
-        _add_links(graph, ports, link, f"links.{i}")
-    return sources
+    for i, link in enumerate(file.links):
+        _add_links(graph, ports, link, f"links[{i}]")
+    return [*sources, *(table.source for table in (*file.switches, *file.links))]
 
 
 def _add_nodes(graph: Graph, tables: Iterable[Mapping[str, Any]]) -> None:
@@ -447,11 +439,11 @@ def _add_nodes(graph: Graph, tables: Iterable[Mapping[str, Any]]) -> None:
     for i, table in enumerate(tables):
         names: Any = table.get("names")
         if not _is_names(names, 1):
-            raise ConfigError(f"nodes.{i}.names = {shown(names)} must be a list of names")
-        check_size(len(graph) + len(names), 0, f"nodes.{i}")
+            raise ConfigError(f"nodes[{i}].names = {shown(names)} must be a list of names")
+        check_size(len(graph) + len(names), 0, f"nodes[{i}]")
         for node in names:
             if node in graph:
-                raise ConfigError(f"nodes.{i}.names: {shown(node)} is already taken; choose another name")
+                raise ConfigError(f"nodes[{i}].names: {shown(node)} is already taken; choose another name")
             graph.add_node(node, **{str(key): value for key, value in table.items() if key != "names"})
 
 
@@ -461,18 +453,18 @@ def _add_edges(graph: Graph, tables: Iterable[Mapping[str, Any]]) -> None:
     for i, table in enumerate(tables):
         links: Any = table.get("links")
         if not isinstance(links, list | tuple) or not all(_is_names(link, 2, 2) for link in links):
-            raise ConfigError(f'edges.{i}.links = {shown(links)} must be a list of node pairs, such as [["a", "b"]]')
+            raise ConfigError(f'edges[{i}].links = {shown(links)} must be a list of node pairs, such as [["a", "b"]]')
         keys: Any = table.get("keys", [None] * len(links))
         is_list = isinstance(keys, list | tuple) and len(keys) == len(links)
         if not is_list or not all(key is None or type(key) is int for key in keys):
-            raise ConfigError(f"edges.{i}.keys = {shown(keys)} must be {len(links)} integers, one per link")
+            raise ConfigError(f"edges[{i}].keys = {shown(keys)} must be {len(links)} integers, one per link")
         n_links += len(links)
-        check_size(0, n_links, f"edges.{i}")
+        check_size(0, n_links, f"edges[{i}]")
         data = {str(key): value for key, value in table.items() if key not in ("links", "keys")}
         for (a, b), key in zip(links, keys, strict=True):
             for end in (a, b):
                 if end not in graph:
-                    raise unknown_name("node", end, graph.nodes, f"edges.{i}.links")
+                    raise unknown_name("node", end, graph.nodes, f"edges[{i}].links")
             graph.add_edge(a, b, key, **data)
 
 
@@ -537,9 +529,7 @@ def _graph_errors(kind: str, remedy: str) -> Iterator[None]:
     import networkx as nx
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # networkx only warns if keys in GraphML have no type
-            yield
+        yield
     except ConfigError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, nx.NetworkXException, Warning) as error:
@@ -589,7 +579,8 @@ def _read_graphml(stem: str, text: str) -> Cluster:
     except (ParseError, ValueError) as error:  # ValueError: invalid XML characters
         raise ConfigError(f"not valid XML: {error}; correct it (is the file complete?)") from None
     elements = [(element.tag.rpartition("}")[2], element.attrib) for element in root.iter()]
-    with _graph_errors("GraphML graph", "write it with networkx"):
+    with _graph_errors("GraphML graph", "write it with networkx"), warnings.catch_warnings():
+        warnings.simplefilter("error")  # networkx only warns if keys have no type
         edges = [attributes for tag, attributes in elements if tag == "edge"]
         ids = [attributes["id"] for tag, attributes in elements if tag == "node"]
         _check_references(ids, [edge[end] for edge in edges for end in ("source", "target")])

@@ -369,7 +369,9 @@ def read_kineto(path: str | Path, *, batch_size: Count | None = None) -> KinetoT
     steps: list[Timing] = []
     for event in marks:
         with left_out:
-            steps.append(_step(source, event, n_ranks, batch_size))
+            n, at = float((batch_size or 0) * n_ranks), f"{source.path}: traceEvents[{event.index}]"
+            timing = Timing("kineto", "step", n_ranks, 0.0, event.dur, "single", n_reps=1, n_samples=n, place=at)
+            steps.append(replace(timing, variant=event.name))
     collectives = tuple(_collectives(source, spans, n_ranks, left_out))
     layers = tuple(layer_times(spans, [(event.ts, event.end) for event in marks]))
     trace = KinetoTrace(tuple(steps), collectives, layers, rank, n_ranks, input_samples(spans), overlap_slowdown(spans))
@@ -387,16 +389,6 @@ def _distributed(source: SourceText, top: dict[str, object]) -> tuple[int, int]:
         what = f"rank = {shown(rank)} is not valid for world_size = {shown(n_ranks)}"
         raise source.error(None, f"distributedInfo: {what}")
     return rank, n_ranks
-
-
-def _step(source: SourceText, event: Event, n_ranks: int, batch_size: int | None) -> Timing:
-    place = f"{source.path}: traceEvents[{event.index}]"
-    if event.dur <= 0:
-        raise EntryError(f"{place}: {event.name} has no duration; is the trace complete?")
-    n = float((batch_size or 0) * n_ranks)
-    return Timing(
-        "kineto", "step", n_ranks, 0.0, event.dur, "single", n_reps=1, n_samples=n, variant=event.name, place=place
-    )
 
 
 def _collectives(source: SourceText, spans: list[Event], n_ranks: int, left_out: LeftOut) -> list[Timing]:

@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -135,15 +135,20 @@ def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
     accuracies, late = _accuracies(entries, begin, stop, left_out)
     timings = _steps(source, entries, batch, n_ranks, left_out)
     for number, seconds, n in epochs if samples else ():
-        about = {"n_samples": float(samples), "variant": f"epoch {number:g}", "place": f"{source.path}:{n}"}
-        timings.append(Timing("mlperf", "epoch", n_ranks, 0.0, seconds, "single", n_reps=1, **about))
+        name, at = f"epoch {number:g}", f"{source.path}:{n}"
+        timing = Timing("mlperf", "epoch", n_ranks, 0.0, seconds, "single", n_reps=1, variant=name, place=at)
+        timings.append(replace(timing, n_samples=float(samples)))
     left_out.tell(start or stop or accuracies or epochs or timings)
     if late:
         reached = "each is assigned the time at which training reached the evaluated point"
         notes += (f"{source.path}: {late} evaluations were logged after run_stop; {reached}",)
-    status, run_s = _status(stop), math.nan
-    if start is not None and stop is not None:
-        run_s = stop.time_s - begin
+    status, run_s = "", math.nan
+    if stop is not None:
+        run_s = stop.time_s - begin if start is not None else math.nan
+        if stop.metadata.has("status"):
+            status = stop.metadata["status"].text()
+        elif stop.metadata.has("success"):  # v0.5
+            status = {"true": "success", "false": "aborted"}.get(str(stop.metadata["success"].value).lower(), "")
     elif start is not None:
         status, seconds = "killed", entries[-1].time_s - begin
         notes += (f"{source.path}: the log ends {seconds:.6g} s after run_start without run_stop; was the run killed?",)
@@ -200,14 +205,6 @@ def _benchmark(source: SourceText, once: dict[str, _Entry]) -> str:
         return str(once["submission_benchmark"].value.value)
     lines = source.lines()
     return next((match["benchmark"] or match["name"] for _, line in lines if (match := _OLD.search(line))), "")
-
-
-def _status(stop: _Entry | None) -> str:
-    """Return how the run ended; v0.5 logs whether it was a success."""
-    if stop is not None and stop.metadata.has("status"):
-        return stop.metadata["status"].text()
-    succeeded = str(stop.metadata["success"].value).lower() if stop is not None and stop.metadata.has("success") else ""
-    return {"true": "success", "false": "aborted"}.get(succeeded, "")
 
 
 def _check_single(source: SourceText, entries: list[_Entry]) -> None:

@@ -348,9 +348,8 @@ def _run(source: SourceText, table: Table, operation: str | None, n_ranks: int |
     if not ranks:
         fitting = suggested(table)
         hint = f" (busbw / algbw is that of {' or '.join(fitting)})" if fitting else ""
-        raise source.error(
-            line, f"the number of ranks is unknown, because there are no '# Rank' lines{hint}; set n_ranks (--ranks)"
-        )
+        what = f"the number of ranks is unknown, because there are no '# Rank' lines{hint}"
+        raise source.error(line, f"{what}; set n_ranks (--ranks)")
     if operation is not None and operation == table.operation and not (table.is_head or fits(table, operation, ranks)):
         operation = None  # documents show commands, and the output of one of them
     if operation is None:
@@ -361,11 +360,8 @@ def _run(source: SourceText, table: Table, operation: str | None, n_ranks: int |
             fitting = named
         if len(fitting) != 1:
             operations = " and ".join(fitting) if fitting else f"no operation among {ranks} ranks"
-            raise source.error(
-                line,
-                f"the name of the program is missing, and the rows are consistent with {operations}; set operation "
-                "(--operation)",
-            )
+            what = f"the name of the program is missing, and the rows are consistent with {operations}"
+            raise source.error(line, f"{what}; set operation (--operation)")
         operation = fitting[0]
     return _Run(operation, ranks, n_hosts if ranks == listed else 0, table.n_reps)
 
@@ -400,9 +396,8 @@ def _read_json(
         match = _PROGRAM.search(" ".join(arg.text() for arg in root["args"].items()))
         operation = _operation(source, None, match[1]) if match and match[1] in PROGRAMS else None
     if operation is None:
-        raise source.error(
-            None, "the name of the program (args with all_reduce_perf or similar) is missing; set operation"
-        )
+        what = "the name of the program (args with all_reduce_perf or similar) is missing"
+        raise source.error(None, f"{what}; set operation")
     config = root["config"] if root.has("config") else Node({}, root.place)
     n_reps = config["iterations"].count() if config.has("iterations") else None
     hosts = _json_hosts(config) if config.has("devices") else []

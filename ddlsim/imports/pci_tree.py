@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from ddlsim.imports.machines import Machine
 from ddlsim.imports.text import warn
 from ddlsim.imports.xml_tree import Element, walk
+from ddlsim.units import as_number
 
 #: vendor -> ranges (first, last) of displays that cannot compute. NVIDIA: before G80 (CUDA), and in chipsets (nForce,
 #: MCP); AMD: parts of processors, on-board displays (Rage to R500), GPUs before GCN
@@ -149,7 +150,13 @@ class PciTree:
                     machine.links.append((a, b, "pcie", _INSIDE, 0.0))
 
     def _nic(self, machine: Machine, nic: Element, above: str, place: str, bandwidth: float | None) -> None:
-        nets = [net for net in nic.find("net") if self._is_new(net)]
+        nets = []
+        for net in nic.find("net"):
+            port = net.get("name", ""), net.get("guid", ""), net.get("port", "")
+            is_new = not port[0] or port not in self._nets  # NCCL lists those without a CPU under all CPUs
+            if is_new and (self.virtual_nics or not _VIRTUAL.fullmatch(port[0])):
+                nets.append(net)
+            self._nets.add(port)
         if not nets:
             return
         name = f"nic-{nets[0].get('name', place)}"
@@ -163,15 +170,6 @@ class PciTree:
         machine.links.append((name, above, "pcie", bandwidth or sum(speeds), self.pcie_latency))
         machine.ports += [(name, speed) for speed in speeds]
 
-    def _is_new(self, net: Element) -> bool:
-        """Return whether an interface is new and not virtual: NCCL lists those without a CPU under all CPUs."""
-        name = net.get("name", "")
-        port = name, net.get("guid", ""), net.get("port", "")
-        if name and port in self._nets:
-            return False
-        self._nets.add(port)
-        return self.virtual_nics or not _VIRTUAL.fullmatch(name)
-
     def _pcie_bandwidth(self, pci: Element) -> float:
         """Return the bandwidth of the link above this device in bytes/s: lanes * rate (topo.cc, ncclTopoAddPci)."""
         if RATE in pci.attributes:
@@ -180,10 +178,7 @@ class PciTree:
         if width and not re.fullmatch(r"[0-9]{1,3}", width):
             raise pci.error(f"link_width = {width!r} is not a number of lanes")
         text = pci.get("link_speed", "").strip()
-        try:
-            rate = float(text.split()[0]) if text else 0.0
-        except ValueError:
-            rate = 0.0
+        rate = as_number(text.partition(" ")[0])
         if rate not in _PCIE:
             device = pci.get("busid", "?")
             self.notes.append(f"unknown link speed of {device} ({text!r}); assuming 8 GT/s, as NCCL does")

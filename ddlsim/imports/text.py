@@ -14,7 +14,7 @@ from pathlib import Path
 from ddlsim import plain
 from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError, shown
-from ddlsim.units import LARGEST, in_range
+from ddlsim.units import LARGEST, as_number, in_range
 
 #: tolerated number of invalid characters in a log: this many, and this share of all
 FEW, MOST_BROKEN = 10, 0.01
@@ -173,10 +173,9 @@ def positive_number(source: SourceText, line: int, value: str, what: str) -> flo
 
 def nonnegative_number(source: SourceText, line: int, value: str, what: str) -> float:
     """Convert the string `value` to a finite, non-negative float, like :func:`positive_number`."""
-    try:
-        number = float(value)
-    except ValueError:
-        raise source.entry_error(line, f"{what} = {shown(value)} is not a number; is the line complete?") from None
+    number = as_number(value)
+    if number is None:
+        raise source.entry_error(line, f"{what} = {shown(value)} is not a number; is the line complete?")
     if not (number >= 0.0 and in_range(number)):
         rule = f"must be from 0 to {LARGEST:g}"
         raise source.entry_error(line, f"{what} = {shown(value)} {rule}; remove this row")

@@ -20,7 +20,7 @@ from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.output_files import cannot_be_written, check_suffix, guarded, unguarded, write_text
 from ddlsim.plain import check_separator, csv_rows, decoded, read_bytes
 from ddlsim.schema import PLAIN
-from ddlsim.units import parse
+from ddlsim.units import as_number, parse
 
 #: experiment -> its operations
 OPERATIONS = {
@@ -36,12 +36,10 @@ def _cell(rule: Rule, dimension: str = "") -> Rule:
 
     def keep(value: Any, where: str) -> object:
         if isinstance(value, str):
-            try:
-                number = float(value)
-            except ValueError:
-                if not dimension:
-                    raise ConfigError(f"{where} = {shown(value)}: must be {rule.text}") from None
-                number = parse(value, dimension, where)
+            number = as_number(value)
+            if number is None and not dimension:
+                raise ConfigError(f"{where} = {shown(value)}: must be {rule.text}")
+            number = parse(value, dimension, where) if number is None else number
             value = int(number) if number.is_integer() else number
         return rule(value, where)
 

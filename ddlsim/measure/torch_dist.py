@@ -39,16 +39,13 @@ class TorchTransport(Transport):
 
     def one_way(self, n_elements: int, peer: int, first: bool) -> Action:
         buffer = self._buffer(n_elements)
+        begin, finish = (dist.send, dist.recv) if first else (dist.recv, dist.send)
 
-        def ping() -> None:
-            dist.send(buffer, peer)
-            dist.recv(buffer, peer)
+        def round_trip() -> None:
+            begin(buffer, peer)
+            finish(buffer, peer)
 
-        def pong() -> None:
-            dist.recv(buffer, peer)
-            dist.send(buffer, peer)
-
-        return self._finished(ping if first else pong)
+        return self._finished(round_trip)
 
     def both_ways(self, n_elements: int, peer: int) -> Action:
         out, into = self._buffer(n_elements), self._buffer(n_elements)

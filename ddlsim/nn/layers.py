@@ -81,11 +81,11 @@ class Conv2d:
     def backward(self, dy: Array, run: Pass) -> Array | None:
         per_group = self.in_channels // self.groups, self.channels // self.groups
         add_weights = conv_kernels.weight_gradient if per_group[0] > 2 else conv_kernels.weight_gradient1
-        arrays = self.x.reshape(-1), dy.reshape(-1), self.weight.flat(run.into())
+        arrays = self.x.reshape(-1), dy.reshape(-1), self.weight.flat(run.gradient)
         spaces = self.in_space, self.out_space, self.kernel, self.stride, self.padding
         add_weights(*arrays, run.n_samples, self.groups, *per_group, *spaces)
         if self.bias is not None:
-            into = self.bias.flat(run.into())
+            into = self.bias.flat(run.gradient)
             conv_kernels.bias_gradient(dy.reshape(-1), into, run.n_blocks, self.channels, self.out_space)
         if not self.input_grad:
             return None
@@ -217,8 +217,8 @@ class BatchNorm2d:
         count, dtype = run.n_samples * math.prod(self.space), self.buffers.dtype
         along = self._sums(dy, self.x, 0.0, 1.0, -self._mean, run) * self._inverse
         total = self._sums(dy, dy, 0.0, 0.0, 1.0, run)
-        self.weight.of(run.into())[...] += along
-        self.bias.of(run.into())[...] += total
+        self.weight.of(run.gradient)[...] += along
+        self.bias.of(run.gradient)[...] += total
         scale = self.weight.of(run.params) * self._inverse
         on_x = -scale * self._inverse * along / count
         shift = -scale * total / count - on_x * self._mean
@@ -270,7 +270,7 @@ class LayerNorm:
     def backward(self, dy: Array, run: Pass) -> Array | None:
         rows = dy.reshape(-1, self.features)
         dx = self.buffers.get("dx", *rows.shape)
-        into = run.into()
+        into = run.gradient
         weight = self.weight.of(run.params)
         slopes = self.weight.of(into), self.bias.of(into)
         row_kernels.layer_norm_gradient(rows, self._scaled, self._inverse, weight, *slopes, dx)
@@ -301,7 +301,7 @@ class EmbeddingBag:
     def backward(self, dy: Array, run: Pass) -> Array | None:
         d = self.tables[0].shape[1]
         for t, (table, ids) in enumerate(zip(self.tables, self._ids, strict=True)):
-            np.add.at(table.of(run.into()), ids, dy[:, None, t * d : (t + 1) * d])
+            np.add.at(table.of(run.gradient), ids, dy[:, None, t * d : (t + 1) * d])
         return None
 
 
@@ -349,9 +349,9 @@ def _project_back(
     product = buffers.get("dw", units, x.shape[1])
     flat = dy.reshape(-1)
     dense_kernels.product(flat, 1, units, x.reshape(-1), product.reshape(-1), units, n, x.shape[1])
-    weight.of(run.into())[...] += product
+    weight.of(run.gradient)[...] += product
     if bias is not None:
-        bias.of(run.into())[...] += dy.sum(axis=0)
+        bias.of(run.gradient)[...] += dy.sum(axis=0)
     if dx is not None:
         dense_kernels.product(flat, units, 1, weight.flat(run.params), dx.reshape(-1), n, units, x.shape[1])
 
@@ -466,7 +466,7 @@ class Pure:
             )
         for name, slot in self.slots.items():
             self._fits("backward", f"the gradient of {name!r}", gradients[name], slot.shape)
-            slot.of(run.into())[...] += gradients[name]
+            slot.of(run.gradient)[...] += gradients[name]
         return np.ascontiguousarray(dx, dy.dtype).reshape(len(dy), -1)
 
     def _tensors(self, params: Array) -> dict[str, Array]:
@@ -636,7 +636,7 @@ class Embedding:
         return out
 
     def backward(self, dy: Array, run: Pass) -> Array | None:
-        rows, into = dy.reshape(*self._ids.shape, -1), run.into()
+        rows, into = dy.reshape(*self._ids.shape, -1), run.gradient
         np.add.at(self.tokens.of(into), self._ids, rows)
         over_samples = rows.sum(axis=0)
         if self.places is not None:

@@ -471,7 +471,7 @@ class Network:
         batch = self._samples(x)
         outputs, params = np.empty((len(batch), self.n_outputs), self.dtype), self._own(params)
         for part in self._parts(len(batch), whole=False):
-            run = Pass(params, len(batch[part]), False, state=state)
+            run = Pass(params, len(batch[part]), False, np.empty(0, self.dtype), state)
             outputs[part] = self._chain.forward(batch[part], run)
         return outputs
 

@@ -335,7 +335,7 @@ def test_what_megatron_prints_and_saves(dump: str):
             f"{GPT} --vocab-size 9 --num-experts 8",
             "--num-experts: can only be simulated with --disable-bias-linear and --swiglu",
         ),
-        (f"{GPT} --vocab-size 9 --hidden-dropout much", "--hidden-dropout: 'much' is not a number"),
+        (f"{GPT} --vocab-size 9 --hidden-dropout much", "--hidden-dropout: must be a finite number, not 'much'"),
         (f"{GPT} --vocab-size 9 +depth=3", "unknown parameter 'depth'"),
         (GPT.replace("--seq-length 1024", ""), "--seq-length: is missing; add it, or the option .seq="),
         (f"{GPT} --vocab-size 9 --ffn-hiden-size 99", "--ffn-hiden-size: is no .*; did you mean --ffn-hidden-size"),
