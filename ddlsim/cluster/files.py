@@ -234,6 +234,9 @@ def _set_transport(file: Table, name: object) -> None:
 def parse_file(table: Table, settings: Sequence[str] = ()) -> ClusterFile:
     """Return the checked structure of a file after setting some keys; tables are checked when they are used."""
     outline = Source(allow_code=True)  # nothing is imported here
+    for key in ("hosts", "switches", "links", "nodes", "edges", "grid"):
+        if table.get("generator") and table.get(key):
+            raise ConfigError(f"{key} cannot be combined with [generator]; remove one of them")
     PLAIN.build(ClusterFile, table, "", outline, "")
     for context in sorted(settings, key=lambda context: not context.startswith("transport=")):
         set_key(table, context)
@@ -242,11 +245,7 @@ def parse_file(table: Table, settings: Sequence[str] = ()) -> ClusterFile:
         raise ConfigError(
             "the file describes no machines; add [generator], for example with type = 'star', or [[hosts]]"
         )
-    if file.generator is not None:
-        for key in ("hosts", "switches", "links", "nodes", "edges", "grid"):
-            if getattr(file, key):
-                raise ConfigError(f"{key} cannot be combined with [generator]; remove one of them")
-    elif file.host is not None:
+    if file.generator is None and file.host is not None:
         raise ConfigError("[host] requires [generator]; move the keys of [host] to [[hosts]]")
     return file
 
