@@ -97,7 +97,7 @@ def _read(source: SourceText) -> list[Any]:
     for key in table:
         if key not in _KEYS:
             raise source.error(_line(source, str(key)), str(unknown_name("key", str(key), _KEYS)))
-    columns = []
+    columns: list[Any] = []
     for key, rule in _KEYS.items():
         lines = [n for n, line in enumerate(source.text.splitlines(), 1) if re.match(rf"{key}\s*:", line)]
         if len(lines) > 1:  # YAML's reader silently takes the last

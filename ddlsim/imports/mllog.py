@@ -134,8 +134,8 @@ def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
     epochs = _epochs(entries)
     accuracies, late = _accuracies(entries, begin, stop, left_out)
     timings = _steps(source, entries, batch, n_ranks, left_out)
-    for number, seconds, n in epochs if samples else ():
-        name, at = f"epoch {number:g}", f"{source.path}:{n}"
+    for epoch, seconds, at_line in epochs if samples else ():
+        name, at = f"epoch {epoch:g}", f"{source.path}:{at_line}"
         timing = Timing("mlperf", "epoch", n_ranks, 0.0, seconds, "single", n_reps=1, variant=name, place=at)
         timings.append(replace(timing, n_samples=float(samples)))
     left_out.tell(start or stop or accuracies or epochs or timings)
