@@ -2,7 +2,7 @@
 
 Readers see either the old file or the new one. On a full disk, after Ctrl-C or a crash, the old file (if any) is still
 there, and no temporary file is left. All of ddlsim's output is written in this way, except for rows appended to a table
-of measurements (:mod:`ddlsim.measure.reading`).
+of measurements (:mod:`ddlsim.measure.table`).
 """
 
 from __future__ import annotations

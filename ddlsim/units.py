@@ -74,6 +74,14 @@ def in_range(number: float) -> bool:
     return number == 0.0 or SMALLEST <= abs(number) <= LARGEST
 
 
+def as_number(text: str) -> float | None:
+    """Return the number that a text consists of; None if it is not a number."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def _prefix_and_unit(written: str) -> tuple[str, str]:
     """Return a prefix and a base unit of any dimension ("": none); "" and `written` if the text is neither."""
     units = {"", *(unit for _, factors, _ in DIMENSIONS.values() for unit in factors)}

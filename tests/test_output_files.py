@@ -306,7 +306,7 @@ WRITERS = {
 ALWAYS = {"write_text", "write_bytes", "mkstemp", "NamedTemporaryFile", "copyfile", "copy2", "fdopen"}
 #: file -> what it may call: /dev/null; where files are written, rows appended, a store copied to where it can be read
 MAY = {
-    "cli/application.py": {"open"}, "output_files.py": {"open", "fdopen", "write_text"}, "measure/reading.py": {"open"},
+    "cli/application.py": {"open"}, "output_files.py": {"open", "fdopen", "write_text"}, "measure/table.py": {"open"},
     "study/store.py": {"copyfile"}, "machine_code.py": {"write_bytes"},  # which it then renames
 }  # fmt: skip
 

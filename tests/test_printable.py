@@ -73,7 +73,7 @@ def test_tables_as_csv(tmp_path):
 
 def test_measurements_come_back(tmp_path):
     from ddlsim.measure import Measurement
-    from ddlsim.measure.reading import append, open_table
+    from ddlsim.measure.table import append, open_table
 
     path, _ = open_table(tmp_path)
     for note in ("=cmd()", "-x", "'=quoted", "plain", "-5"):

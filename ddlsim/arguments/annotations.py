@@ -73,11 +73,6 @@ def _listed(words: Iterable[str], joint: str = "and") -> str:
     return f"{', '.join(first)}{comma} {joint} {last}" if first else last
 
 
-def _choices(text: str) -> list[str]:
-    """Return the alternatives in a description: ["'a'", "'b'"] for "'a' or 'b'"."""
-    return [text] if "whose" in text else _OR.split(text)
-
-
 def _narrowed(inner: Any, notes: tuple[object, ...]) -> Rule | None:
     if isinstance(notes[0], Rule):
         return notes[0]
@@ -85,15 +80,14 @@ def _narrowed(inner: Any, notes: tuple[object, ...]) -> Rule | None:
     if rule is None:
         return None
     text, *plural = [note for note in notes if isinstance(note, str)] or [rule.text, rule.plural]
-    keep = rule.keep
-    for note in notes:
-        if callable(note):
-            keep = _then(keep, note)
+    keeps: list[Callable[[Any, str], object]] = [rule.keep, *filter(callable, notes)]
+
+    def keep(value: Any, where: str) -> object:
+        for each in keeps:
+            value = each(value, where)
+        return value
+
     return Rule(text, rule.takes, keep, plural=plural[0] if plural else "")
-
-
-def _then(first: Callable[[Any, str], object], second: Callable[[Any, str], object]) -> Callable[[Any, str], object]:
-    return lambda value, where: second(first(value, where), where)
 
 
 def _any_of(members: tuple[Any, ...]) -> Rule | None:
@@ -105,7 +99,8 @@ def _any_of(members: tuple[Any, ...]) -> Rule | None:
     if len(known) < len(rules):
         return None
     named = [rule for rule in (*known[1:], known[0]) if rule is not PATH or Path in ordered]
-    text = _listed(dict.fromkeys(choice for rule in named for choice in _choices(rule.text)), "or")
+    choices = (_OR.split(rule.text) if "whose" not in rule.text else [rule.text] for rule in named)
+    text = _listed(dict.fromkeys(itertools.chain(*choices)), "or")
     plural = _listed(dict.fromkeys(rule.plural for rule in named), "or") if all(rule.plural for rule in named) else ""
 
     def keep(value: object, where: str) -> object:
@@ -137,14 +132,13 @@ def checked_items(rule: Rule | None, items: Iterable[object], where: str) -> lis
 
 
 def _sequence(rule: Rule | None, kind: type[tuple[Any, ...]] | type[list[Any]]) -> Rule:
-    if rule is None:
-        of = ""
-    elif rule.plural:
+    of = ""
+    if rule is not None and rule.plural:
         of = f" of {rule.plural}"
-    elif rule.text.startswith("one of "):
+    elif rule is not None and rule.text.startswith("one of "):
         of = f" with entries from {rule.text.removeprefix('one of ')}"
-    else:
-        of = f" whose entries are {rule.text}" if rule.text else ""
+    elif rule is not None and rule.text:
+        of = f" whose entries are {rule.text}"
     return Rule(
         f"a list{of}",
         _is_list,

@@ -84,7 +84,7 @@ def lab(
 
 def _watched(comparisons: Generator[Comparison, None, None], n: int, out: Path | None) -> tuple[list[Comparison], bool]:
     """Collect comparisons with a progress bar, and write each to `out`; after an interrupt, return those so far."""
-    from ddlsim.measure.reading import append, save_measurements
+    from ddlsim.measure.table import append, save_measurements
     from ddlsim.report.progress import counted
 
     done: list[Comparison] = []

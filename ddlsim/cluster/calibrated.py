@@ -12,12 +12,10 @@ factor, which preserves their proportions: a trunk with four times the bandwidth
 bandwidth. Inside hosts, only links of the kinds on the reference route change their bandwidth, because NVLink rates say
 nothing about PCIe. Latencies of all kinds are scaled, because they decide between routes with the same number of hops.
 
-A simulation deviates from reality, and a fit to one operation does not tell how far another operation deviates (Kennedy
-and O'Hagan 2001, Journal of the Royal Statistical Society B 63(3)). The deviations of earlier predictions of each kind
-are in `deviations/learned.toml`, which ``python -m accuracy.deviations`` writes from the measurements of the accuracy
-page. It contains one-sided 97.5 % quantiles, because effects that are not modelled mostly make a run slower. In
-addition, each message may be faster or slower by up to the latency of the measured ones (:data:`PER_MESSAGE`). Beyond
-the measured range, the variance grows with the number of doublings, as in a random walk.
+The second half of the module has the deviations of predictions from reality (docs/calibration.md). Those of earlier
+predictions of each kind are in `deviations/learned.toml`, which ``python -m accuracy.deviations`` writes. In addition,
+each message may be faster or slower by up to the latency of the measured ones (:data:`PER_MESSAGE`). Beyond the
+measured range, the variance grows with the number of doublings, as in a random walk.
 """
 
 from __future__ import annotations
@@ -137,7 +135,9 @@ def with_parameters(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
                 f"communicate over links {link_class} hosts; remove {name}"
             )
         route, rate = found
-        members = _members(cluster, link_class, route)
+        members = inside_hosts(cluster) == (link_class == "inside")  # the links that are scaled together
+        if link_class == "inside":
+            members &= np.isin(cluster.link_kind, [cluster.link_kind[link] for link in route.tolist()])
         if quantity == "latency":
             known = float(latency[route].sum())
             if details is not None:  # the measurement includes the threads at both ends
@@ -187,14 +187,6 @@ def payload_rate(cluster: Cluster, links: Ints) -> Floats:
     if not (payload > 0.0).any():
         return rate
     return np.asarray(rate / (1.0 + details.frame_header[links].max() / payload[payload > 0.0].min()))
-
-
-def _members(cluster: Cluster, link_class: str, route: Ints) -> Bools:
-    """Whether each link is scaled together with the links of `route`."""
-    if link_class == "between":
-        return np.logical_not(inside_hosts(cluster))
-    kinds = {cluster.link_kind[link] for link in route.tolist()}
-    return np.logical_and(inside_hosts(cluster), [kind in kinds for kind in cluster.link_kind])
 
 
 def _reference_links(cluster: Cluster, link_class: str) -> tuple[Ints, Floats] | None:

@@ -7,7 +7,6 @@ Loading a cluster applies the parameters and keeps the table: runs can use its c
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -18,6 +17,7 @@ from ddlsim.cluster.cluster import Cluster
 from ddlsim.cluster.quantity import positive
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.schema import PLAIN, UNIMPORTED
+from ddlsim.units import as_number
 
 _Factor = Annotated[float, number(1.0)]
 _Time = Annotated[float, quantity("time", zero=True, si=True)]
@@ -174,11 +174,8 @@ def value_of(name: str, text: str, place: str) -> float:
         raise unknown_name("parameter", name, PARAMETERS, place)
     if PARAMETERS[name] != "share":
         return positive(text, PARAMETERS[name], f"{place}: {name}")
-    try:
-        share = float(text)
-    except ValueError:
-        share = math.nan
-    if not 0.0 < share < 1.0:
+    share = as_number(text)
+    if share is None or not 0.0 < share < 1.0:
         raise ConfigError(f"{place}: {name} = {shown(text)} must be between 0 and 1, such as '0.022'; calibrate again")
     return share
 

@@ -363,16 +363,13 @@ def with_detail(wanted: _DetailArguments) -> Cluster:
     host = cluster.host_of
     inside = (host[cluster.link_src] == host[cluster.link_dst]) & (host[cluster.link_src] >= 0)
     chosen = [not inside[link] if kinds is None else kind in kinds for link, kind in enumerate(cluster.link_kind)]
-    before = cluster.details
-    as_it_was = [_NONE] * cluster.n_links if before is None else [before.of(link) for link in range(cluster.n_links)]
+    before = cluster.details or LinkDetails(*(np.full(cluster.n_links, getattr(_NONE, key)) for key in DETAIL_KEYS))
     idealised = wanted.transport == IDEAL and not detail
-    kept = ("frame_header", "frame_payload", "burst", "reverse_load", "spread")
-    ideal = {id(was): LinkDetail(**{key: getattr(was, key) for key in kept}) for was in as_it_was} if idealised else {}
-    after = [
-        ideal[id(was)] if idealised and mine else detail if mine else was
-        for was, mine in zip(as_it_was, chosen, strict=True)
-    ]
-    return dataclasses.replace(cluster, details=collected(after))
+    kept = ("frame_header", "frame_payload", "burst", "reverse_load", "spread") if idealised else ()
+    columns = {key: getattr(before, key) for key in DETAIL_KEYS}
+    columns |= {key: np.where(chosen, getattr(detail, key), columns[key]) for key in DETAIL_KEYS if key not in kept}
+    is_ideal = all((column == getattr(_NONE, key)).all() for key, column in columns.items())
+    return dataclasses.replace(cluster, details=None if is_ideal else LinkDetails(**columns))
 
 
 def with_spread(cluster: Cluster, spread: Floats | float) -> Cluster:

@@ -13,6 +13,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -127,15 +128,15 @@ class ClusterFile:
     switch_power: _Power | None = None  # of every switch between the machines
     switch_reduces: bool | None = None  # whether each of them reduces messages
     generator: Mapping[str, object] | None = None
-    link: Mapping[str, object] | None = None
+    link: AllLinksTable | None = None
     host: Mapping[str, object] | None = None
     hosts: Sequence[Mapping[str, object]] = ()
-    switches: Sequence[Mapping[str, object]] = ()
-    links: Sequence[Mapping[str, object]] = ()
-    storage: Sequence[Mapping[str, object]] = ()
+    switches: Sequence[SwitchTable] = ()
+    links: Sequence[LinkTable] = ()
+    storage: Sequence[StorageTable] = ()
     nodes: Sequence[Mapping[str, object]] = ()
     edges: Sequence[Mapping[str, object]] = ()
-    routes: Sequence[Mapping[str, object]] = ()
+    routes: Sequence[RouteTable] = ()
     calibration: Mapping[str, object] | None = None  # see calibration_table.py
 
 
@@ -233,6 +234,9 @@ def _set_transport(file: Table, name: object) -> None:
 def parse_file(table: Table, settings: Sequence[str] = ()) -> ClusterFile:
     """Return the checked structure of a file after setting some keys; tables are checked when they are used."""
     outline = Source(allow_code=True)  # nothing is imported here
+    for key in ("hosts", "switches", "links", "nodes", "edges", "grid"):
+        if table.get("generator") and table.get(key):
+            raise ConfigError(f"{key} cannot be combined with [generator]; remove one of them")
     PLAIN.build(ClusterFile, table, "", outline, "")
     for context in sorted(settings, key=lambda context: not context.startswith("transport=")):
         set_key(table, context)
@@ -241,11 +245,7 @@ def parse_file(table: Table, settings: Sequence[str] = ()) -> ClusterFile:
         raise ConfigError(
             "the file describes no machines; add [generator], for example with type = 'star', or [[hosts]]"
         )
-    if file.generator is not None:
-        for key in ("hosts", "switches", "links", "nodes", "edges", "grid"):
-            if getattr(file, key):
-                raise ConfigError(f"{key} cannot be combined with [generator]; remove one of them")
-    elif file.host is not None:
+    if file.generator is None and file.host is not None:
         raise ConfigError("[host] requires [generator]; move the keys of [host] to [[hosts]]")
     return file
 
@@ -264,8 +264,6 @@ def read_cluster(path: Path, text: str, settings: Sequence[str] = ()) -> Cluster
     """Return the cluster described by the file's `text`, in the format of the suffix.
 
     settings  "key=value" for keys of [generator] and [host], which override the file
-
-    Raises :class:`ConfigError` in one line: path, field, value, rule and remedy.
     """
     readers = {".json": _read_json, ".graphml": _read_graphml}
     try:
@@ -275,16 +273,11 @@ def read_cluster(path: Path, text: str, settings: Sequence[str] = ()) -> Cluster
             raise ConfigError(f"+{settings[0]}: only keys of .toml files with [generator] can be overridden")
         else:
             cluster = readers[path.suffix](path.stem, text)
-        return _with_device_files(cluster, path.parent)
+        return _renamed(cluster, lambda name: str(path.parent / name) if (path.parent / name).is_file() else name)
     except ConfigError as error:
         raise type(error)(f"{path}: {error}") from None
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply for a cluster file; is it the right file?") from None
-
-
-def _with_device_files(cluster: Cluster, folder: Path) -> Cluster:
-    """Replace the names of device files that exist in the cluster file's `folder` by their paths."""
-    return _renamed(cluster, lambda name: str(folder / name) if (folder / name).is_file() else name)
 
 
 def in_folder(cluster: Cluster, folder: Path) -> Cluster:
@@ -330,7 +323,10 @@ def cluster_toml(cluster: Cluster, folder: Path, calibration: CalibrationTable |
     graph = to_graph(in_folder(cluster, folder))
     about = {key: graph.graph[key] for key in ("title", "sources", "notes", "routing", "grid") if key in graph.graph}
     table: dict[str, Any] = {"name": cluster.name, "nodes": [], "edges": [], "routes": []} | about
-    for data, nodes in _runs((_without_own_host(node, data), node) for node, data in graph.nodes.items()):
+    for node, data in graph.nodes.items():
+        if data["kind"] != "switch" and data["host"] == node:  # the default
+            del data["host"]
+    for data, nodes in _runs((data, node) for node, data in graph.nodes.items()):
         table["nodes"].append({"names": nodes, **_in_units(data)})
     for data, links in _alike(graph):
         keys = {"keys": [key for _, _, key in links]} if data.get("shared") else {}  # identifies the opposite direction
@@ -345,11 +341,6 @@ def cluster_toml(cluster: Cluster, folder: Path, calibration: CalibrationTable |
 def _in_units(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return attributes with bandwidths and times as text with units."""
     return {key: quantity_text(value, _DIMENSIONS[key]) if key in _DIMENSIONS else value for key, value in data.items()}
-
-
-def _without_own_host(node: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of a node, without "host" if an endpoint is its own machine."""
-    return {key: value for key, value in data.items() if (key, value) != ("host", node) or data["kind"] == "switch"}
 
 
 def _runs(pairs: Iterable[tuple[dict[str, Any], Any]]) -> Iterator[tuple[dict[str, Any], list[Any]]]:
@@ -385,17 +376,14 @@ def _read_toml(stem: str, text: str, settings: Sequence[str]) -> Cluster:
         _add_nodes(graph, file.nodes)
         sources += _add_explicit(graph, file)
         _add_edges(graph, file.edges)
-    for i, row in enumerate(file.storage):
-        storage = PLAIN.build(StorageTable, row, f"storage.{i}")
-        sources.append(storage.source)
-        add_storage(graph, storage, f"storage.{i}")
-    routes = [PLAIN.build(RouteTable, row, f"routes.{i}") for i, row in enumerate(file.routes)]
-    sources += [route.source for route in routes]
+    for i, storage in enumerate(file.storage):
+        add_storage(graph, storage, f"storage[{i}]")
+    sources += [table.source for table in (*file.storage, *file.routes)]
     graph.graph.update(
         title=", but ".join((file.title, *settings)),
-        sources=[*file.sources, *(source for source in sources if source)],
+        sources=[*file.sources, *filter(None, sources)],
         notes=file.notes,
-        routes=[list(route.path) for route in routes],
+        routes=[list(route.path) for route in file.routes],
     )
     if file.grid:
         graph.graph["grid"] = file.grid
@@ -405,10 +393,9 @@ def _read_toml(stem: str, text: str, settings: Sequence[str]) -> Cluster:
     if file.switch_reduces is not None:
         cluster = dataclasses.replace(cluster, switch_reduces=cluster.is_fabric_switch & file.switch_reduces)
     if file.link is not None:
-        link = PLAIN.build(AllLinksTable, file.link, "link")
-        detail = dataclasses.asdict(link.detail("link: "))
-        cluster = with_detail(cluster, **detail, kinds=link.kinds)
-        cluster = dataclasses.replace(cluster, sources=(*cluster.sources, *([link.source] if link.source else [])))
+        detail = dataclasses.asdict(file.link.detail("link: "))
+        cluster = with_detail(cluster, **detail, kinds=file.link.kinds)
+        cluster = dataclasses.replace(cluster, sources=(*cluster.sources, *filter(None, [file.link.source])))
     if file.calibration is None:
         return cluster
     from ddlsim.cluster import calibration_table
@@ -421,7 +408,7 @@ def _add_explicit(graph: Graph, file: ClusterFile) -> list[str | None]:
     sources: list[str | None] = []
     ports: dict[str, list[str]] = {}
     for i, row in enumerate(file.hosts):
-        place = f"hosts.{i}"
+        place = f"hosts[{i}]"
         head = PLAIN.build(Numbered, {key: row[key] for key in ("name", "count") if key in row}, place)
         rest = {key: value for key, value in row.items() if key not in ("name", "count")}
         machine, found = interior(rest, place)
@@ -434,20 +421,16 @@ def _add_explicit(graph: Graph, file: ClusterFile) -> list[str | None]:
                 ports[name] = add_host(graph, name, machine)
             except ConfigError as error:
                 raise type(error)(f"{place}: {str(error).removeprefix('host: ')}") from None
-    for i, row in enumerate(file.switches):
-        switch = PLAIN.build(SwitchTable, row, f"switches.{i}")
-        sources.append(switch.source)
-        check_size(len(graph) + (switch.count or 1), 0, f"switches.{i}")
+    for i, switch in enumerate(file.switches):
+        check_size(len(graph) + (switch.count or 1), 0, f"switches[{i}]")
         told: dict[str, Any] = {} if switch.power is None else {"power": switch.power}
         for name in switch.names:
-            _check_new(name, ports, f"switches.{i}")
+            _check_new(name, ports, f"switches[{i}]")
             graph.add_node(name, kind="switch", **told, **({"reduces": True} if switch.reduces else {}))
             ports[name] = [name]
-    for i, row in enumerate(file.links):
-        link = PLAIN.build(LinkTable, row, f"links.{i}")
-        sources.append(link.source)
-        _add_links(graph, ports, link, f"links.{i}")
-    return sources
+    for i, link in enumerate(file.links):
+        _add_links(graph, ports, link, f"links[{i}]")
+    return [*sources, *(table.source for table in (*file.switches, *file.links))]
 
 
 def _add_nodes(graph: Graph, tables: Iterable[Mapping[str, Any]]) -> None:
@@ -455,11 +438,11 @@ def _add_nodes(graph: Graph, tables: Iterable[Mapping[str, Any]]) -> None:
     for i, table in enumerate(tables):
         names: Any = table.get("names")
         if not _is_names(names, 1):
-            raise ConfigError(f"nodes.{i}.names = {shown(names)} must be a list of names")
-        check_size(len(graph) + len(names), 0, f"nodes.{i}")
+            raise ConfigError(f"nodes[{i}].names = {shown(names)} must be a list of names")
+        check_size(len(graph) + len(names), 0, f"nodes[{i}]")
         for node in names:
             if node in graph:
-                raise ConfigError(f"nodes.{i}.names: {shown(node)} is already taken; choose another name")
+                raise ConfigError(f"nodes[{i}].names: {shown(node)} is already taken; choose another name")
             graph.add_node(node, **{str(key): value for key, value in table.items() if key != "names"})
 
 
@@ -469,18 +452,18 @@ def _add_edges(graph: Graph, tables: Iterable[Mapping[str, Any]]) -> None:
     for i, table in enumerate(tables):
         links: Any = table.get("links")
         if not isinstance(links, list | tuple) or not all(_is_names(link, 2, 2) for link in links):
-            raise ConfigError(f'edges.{i}.links = {shown(links)} must be a list of node pairs, such as [["a", "b"]]')
+            raise ConfigError(f'edges[{i}].links = {shown(links)} must be a list of node pairs, such as [["a", "b"]]')
         keys: Any = table.get("keys", [None] * len(links))
         is_list = isinstance(keys, list | tuple) and len(keys) == len(links)
         if not is_list or not all(key is None or type(key) is int for key in keys):
-            raise ConfigError(f"edges.{i}.keys = {shown(keys)} must be {len(links)} integers, one per link")
+            raise ConfigError(f"edges[{i}].keys = {shown(keys)} must be {len(links)} integers, one per link")
         n_links += len(links)
-        check_size(0, n_links, f"edges.{i}")
+        check_size(0, n_links, f"edges[{i}]")
         data = {str(key): value for key, value in table.items() if key not in ("links", "keys")}
         for (a, b), key in zip(links, keys, strict=True):
             for end in (a, b):
                 if end not in graph:
-                    raise unknown_name("node", end, graph.nodes, f"edges.{i}.links")
+                    raise unknown_name("node", end, graph.nodes, f"edges[{i}].links")
             graph.add_edge(a, b, key, **data)
 
 
@@ -529,21 +512,28 @@ def _read_json(stem: str, text: str) -> Cluster:
             raise ConfigError(f"{key} = {shown(data[key])} must be true or false")
     if not isinstance(data.get("graph", {}), dict):
         raise ConfigError(f"graph = {shown(data['graph'])} must be an object with the attributes of the graph")
-    try:
+    with _graph_errors("node-link graph", f"nodes must have 'id', and {edges} 'source' and 'target'"):
         ids = [node["id"] for node in data["nodes"]]
         _check_references(ids, [end for edge in data[edges] for end in (edge["source"], edge["target"])])
         several = data.get("multigraph", True)
         links = [(edge["source"], edge["target"], edge.get("key")) for edge in data[edges]]
         _check_repeated([link for link in links if not (several and link[2] is None)], data.get("directed", False))
         graph = nx.node_link_graph(data, edges=edges)
+    return from_graph(graph, None if "name" in graph.graph else stem)
+
+
+@contextmanager
+def _graph_errors(kind: str, remedy: str) -> Iterator[None]:
+    """Raise ConfigError for the errors, and warnings, of networkx on malformed graphs."""
+    import networkx as nx
+
+    try:
+        yield
     except ConfigError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, nx.NetworkXException) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, nx.NetworkXException, Warning) as error:
         what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise ConfigError(
-            f"not a node-link graph ({what}); nodes must have 'id', and {edges} 'source' and 'target'"
-        ) from None
-    return from_graph(graph, None if "name" in graph.graph else stem)
+        raise ConfigError(f"not a {kind} ({what}); {remedy}") from None
 
 
 def _check_references(nodes: list[Any], ends: list[Any]) -> None:
@@ -588,21 +578,13 @@ def _read_graphml(stem: str, text: str) -> Cluster:
     except (ParseError, ValueError) as error:  # ValueError: invalid XML characters
         raise ConfigError(f"not valid XML: {error}; correct it (is the file complete?)") from None
     elements = [(element.tag.rpartition("}")[2], element.attrib) for element in root.iter()]
-    try:
-        _check_references(
-            [attributes["id"] for tag, attributes in elements if tag == "node"],
-            [attributes[end] for tag, attributes in elements if tag == "edge" for end in ("source", "target")],
-        )
-        named = [attributes for tag, attributes in elements if tag == "edge" and "id" in attributes]
-        _check_repeated([(edge["source"], edge["target"], edge["id"]) for edge in named], directed=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # networkx only warns if keys have no type
-            graph: nx.Graph[Any] = nx.parse_graphml(text, force_multigraph=True)
-    except ConfigError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, nx.NetworkXException, Warning) as error:
-        what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise ConfigError(f"not a GraphML graph ({what}); write it with networkx") from None
+    with _graph_errors("GraphML graph", "write it with networkx"), warnings.catch_warnings():
+        warnings.simplefilter("error")  # networkx only warns if keys have no type
+        edges = [attributes for tag, attributes in elements if tag == "edge"]
+        ids = [attributes["id"] for tag, attributes in elements if tag == "node"]
+        _check_references(ids, [edge[end] for edge in edges for end in ("source", "target")])
+        _check_repeated([(edge["source"], edge["target"], edge["id"]) for edge in edges if "id" in edge], directed=True)
+        graph: nx.Graph[Any] = nx.parse_graphml(text, force_multigraph=True)
     for *_, edge in graph.edges(data=True):
         edge.pop("id", None)
     for key in _LISTS:

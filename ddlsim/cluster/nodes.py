@@ -210,10 +210,7 @@ def _link_attributes(
 
 
 def add_host(graph: Graph, name: str, interior: Interior) -> list[str]:
-    """Add the machine `name` to the graph and return its ports.
-
-    Raises :class:`ConfigError` for inconsistent numbers, naming the field.
-    """
+    """Add the machine `name` to the graph and return its ports."""
     if isinstance(interior, MultiGpu):
         return _add_multi_gpu(graph, name, interior)
     graph.add_node(name, kind="host", **_endpoint(interior, name, interior.device))

@@ -40,7 +40,10 @@ def locality_order(cluster: Cluster, nodes: Ints) -> Ints:
     if len(nodes) < 2:
         return np.arange(len(nodes))
     if cluster.grid and cluster.routing == "dimension-order":
-        tour = _gray_tour(cluster.grid)
+        tour = np.zeros(1, dtype=np.int64)
+        for size in cluster.grid:  # row-major: later dimensions vary faster
+            rows = [tour[i] * size + np.arange(size)[:: -1 if i % 2 else 1] for i in range(len(tour))]
+            tour = np.concatenate(rows)
         place = np.empty(len(tour), dtype=np.int64)
         place[tour] = np.arange(len(tour))
         return np.argsort(place[nodes], kind="stable")
@@ -58,15 +61,6 @@ def _n_hops(cluster: Cluster, ring: Ints) -> int:
         return len(cluster.routes(ring, np.roll(ring, -1)).links)
     except ConfigError:
         return int(np.iinfo(np.int64).max)  # some pairs cannot communicate, so no ring is run
-
-
-def _gray_tour(sizes: tuple[int, ...]) -> Ints:
-    """Return the nodes of a grid in reflected Gray-code order, shape (n_nodes,)."""
-    tour = np.zeros(1, dtype=np.int64)
-    for size in sizes:  # row-major: later dimensions vary faster
-        rows = [tour[i] * size + np.arange(size)[:: -1 if i % 2 else 1] for i in range(len(tour))]
-        tour = np.concatenate(rows)
-    return tour
 
 
 def machine_tour(cluster: Cluster) -> Ints:
@@ -106,15 +100,10 @@ def _by_machine(cluster: Cluster, nodes: Ints) -> tuple[Ints, list[Ints]]:
     host = cluster.host_of[nodes] % (len(cluster.host_names) + 1)  # -1, outside machines, becomes the last number
     order = np.lexsort((nodes, host))
     starts = np.flatnonzero(np.diff(host[order], prepend=-1))
-    direct = cluster.direct_links
-    known: dict[tuple[tuple[float, ...], ...], list[int]] = {}
-    pieces = []
+    direct, pieces = cluster.direct_links, []
     for piece in np.split(order, starts[1:]):
         members = nodes[piece].tolist()
-        speeds = tuple(tuple(direct.get((a, b), 0.0) for b in members) for a in members)
-        if speeds not in known:
-            known[speeds] = _fast_cycle(speeds)
-        pieces.append(piece[known[speeds]])
+        pieces.append(piece[_fast_cycle(tuple(tuple(direct.get((a, b), 0.0) for b in members) for a in members))])
     return host[order[starts]], pieces
 
 
@@ -131,6 +120,7 @@ def direct_links(cluster: Cluster) -> dict[tuple[int, int], float]:
     return found
 
 
+@functools.lru_cache(maxsize=64)
 def _fast_cycle(speeds: tuple[tuple[float, ...], ...]) -> list[int]:
     """Return a Hamiltonian cycle from 0 that maximises the rate of its slowest link, or the rank order."""
     n = len(speeds)
@@ -343,7 +333,7 @@ class _Machine:
                 return True
             for cycle in self._walks([0], 0, left, speed):
                 both = [cycle, (0, *cycle[:0:-1])]  # the reverse ring uses the other direction of the same links
-                if not self._fits(both[1], left, speed):
+                if not all(self._way_fits(a, b, left, speed) for a, b in pairwise((*both[1], 0))):
                     both.pop()
                 self._take(both[1:], left, speed)
                 chosen.extend(both)
@@ -366,12 +356,13 @@ class _Machine:
         for share in SHARES:
             left, found = list(self.capacity), []
             for begin, end in ends:
-                self.steps = 0
-                path = next(self._through(begin, end, left, self.outwards * share), None)
+                self.steps, speed = 0, self.outwards * share
+                ways = (([first], last) for first in begin for last in reversed(end) if first != last)
+                path = next((path for way in ways for path in self._walks(*way, left, speed)), None)
                 if path is None:
                     break
                 found.append(path)
-                self._take([path], left, self.outwards * share, closed=False)
+                self._take([path], left, speed, closed=False)
             else:
                 return found
         return [(b[0], *(i for i in range(self.n) if i not in (b[0], e[-1])), e[-1]) for b, e in ends]
@@ -386,12 +377,6 @@ class _Machine:
         if len(single) == 1:
             beside[single[0][0]] = [i for i in range(self.n) if i != single[0][0]]
         return [(each, each if len(each) > 1 else beside[each[0]]) for each in self.interfaces]
-
-    def _through(self, begin: list[int], end: list[int], left: list[float], speed: float) -> Iterator[Path]:
-        for first in begin:
-            for last in reversed(end):
-                if first != last:
-                    yield from self._walks([first], last, left, speed)
 
     # ------------------------------------------------------------ search
 
@@ -425,15 +410,11 @@ class _Machine:
     def _way_fits(self, a: int, b: int, left: list[float], speed: float) -> bool:
         return self._room(a, b, left) >= speed * (1.0 - 1e-9)
 
-    def _fits(self, cycle: Path, left: list[float], speed: float) -> bool:
-        return all(self._way_fits(a, b, left, speed) for a, b in zip(cycle, (*cycle[1:], cycle[0]), strict=True))
-
     def _add(self, a: int, b: int, left: list[float], speed: float) -> None:
         for channel in self.ways[a][b]:
             left[channel] += speed
 
     def _take(self, paths: list[Path], left: list[float], speed: float, closed: bool = True) -> None:
         for path in paths:
-            after = (*path[1:], path[0]) if closed else path[1:]
-            for a, b in zip(path, after, strict=closed):
+            for a, b in pairwise((*path, path[0]) if closed else path):
                 self._add(a, b, left, -speed)

@@ -30,7 +30,7 @@ _MOST_NBYTES = 2 * 10**9  # of decoded bytes; four times as many as floats
 
 @checked
 def read_images(
-    folder: str | Path, size: int = 32, n_per_class: int | None = None, cache: str | Path | None = None
+    folder: str | Path, size: Count = 32, n_per_class: Count | None = None, cache: str | Path | None = None
 ) -> DataSet:
     """Read a folder of images as an array of shape (n, 3, size, size) with values from 0 to 1.
 
@@ -49,8 +49,6 @@ def read_images(
             f"{root} is not a folder; expected a folder with a sub-folder per class, or with file names such as "
             "cat.1.jpg"
         )
-    if size < 1 or (n_per_class is not None and n_per_class < 1):
-        raise ConfigError(f"{root}: size = {size}, n_per_class = {n_per_class}: both must be at least 1")
     found = _by_class(root)
     names = tuple(sorted(found))
     if len(names) < 2:
@@ -68,7 +66,8 @@ def read_images(
             "n_per_class"
         )
     labels = np.repeat(np.arange(len(names)), [len(chosen[name]) for name in names]).astype(np.int64)
-    images = _cached(files, size, _cache_folder(cache))
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddlsim"
+    images = _cached(files, size, usual if cache is None else Path(cache))
     return DataSet(root.name, images_to_floats(images), labels, names, str(root))
 
 
@@ -82,12 +81,6 @@ def _by_class(root: Path) -> dict[str, list[Path]]:
             if entry.suffix.lower() in _SUFFIXES and entry.name.count(".") >= 2:
                 found.setdefault(entry.name.split(".")[0], []).append(entry)
     return found
-
-
-def _cache_folder(cache: str | Path | None) -> Path:
-    if cache is not None:
-        return Path(cache)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddlsim"
 
 
 def _cached(files: Sequence[Path], size: int, folder: Path) -> npt.NDArray[np.uint8]:
@@ -163,21 +156,18 @@ def read_cifar(paths: str | Path | Sequence[str | Path], n_classes: int = 10) ->
     if not files:
         raise ConfigError("paths is empty; pass at least one CIFAR file")
     n_labels = 1 if n_classes == 10 else 2
-    parts = []
+    n_bytes, parts = _PIXELS + n_labels, []
     for file in files:
         raw = np.frombuffer(read_bytes(file), np.uint8)
-        if not raw.size or raw.size % (_PIXELS + n_labels):
-            n_bytes = _PIXELS + n_labels
+        if not raw.size or raw.size % n_bytes:
             raise ConfigError(
                 f"{file}: its size, {raw.size} bytes, is not a multiple of {n_bytes}; check that it is the binary "
                 f"version of CIFAR-{n_classes}"
             )
-        records = raw.reshape(-1, _PIXELS + n_labels)
+        records = raw.reshape(-1, n_bytes)
         if (largest := int(records[:, n_labels - 1].max())) >= n_classes:
-            other = 110 - n_classes
-            raise ConfigError(
-                f"{file}: label {largest} is not below {n_classes}; check whether it is a file of CIFAR-{other}"
-            )
+            what = f"label {largest} is not below {n_classes}"
+            raise ConfigError(f"{file}: {what}; check whether it is a file of CIFAR-{110 - n_classes}")
         parts.append(records)
     records = np.concatenate(parts)
     x = images_to_floats(records[:, n_labels:]).reshape(-1, 3, 32, 32)
@@ -209,15 +199,11 @@ def _read(path: Path, n_dims: int) -> npt.NDArray[np.uint8]:
     if len(raw) < start or raw[:2] != b"\0\0":
         raise ConfigError(f"{path} is not an IDX file, which must start with two zero bytes and a header")
     if raw[2] != 8 or raw[3] != n_dims:
-        data_type, dims = raw[2], raw[3]
-        hint = "; are images and labels swapped?" if dims in (1, 3) else ""
-        raise ConfigError(
-            f"{path}: contains data of type {data_type} in {dims} dimensions; expected bytes (type 8) in {n_dims} "
-            f"dimensions{hint}"
-        )
-    shape = tuple(int(size) for size in np.frombuffer(raw, ">u4", n_dims, 4))
-    if len(raw) - start != math.prod(shape) or not math.prod(shape):
-        n_bytes = len(raw) - start
+        expected = f"bytes (type 8) in {n_dims} dimensions"
+        expected += "; are images and labels swapped?" if raw[3] in (1, 3) else ""
+        raise ConfigError(f"{path}: contains data of type {raw[2]} in {raw[3]} dimensions; expected {expected}")
+    shape, n_bytes = tuple(int(size) for size in np.frombuffer(raw, ">u4", n_dims, 4)), len(raw) - start
+    if n_bytes != math.prod(shape) or not n_bytes:
         raise ConfigError(f"{path}: {n_bytes} bytes of data do not match the shape {shape}; download the file again")
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
@@ -426,9 +412,8 @@ def shapes(
                 and lowers the contrast of the texture (1 - difficulty)
     """
     if n_samples * size * size > MAX_PIXELS:
-        raise ConfigError(
-            f"shapes: {n_samples} images of {size} x {size} pixels are too large; lower n_samples or size"
-        )
+        what = f"{n_samples} images of {size} x {size} pixels"
+        raise ConfigError(f"shapes: {what} are too large; lower n_samples or size")
     labels = np.arange(n_samples, dtype=np.int64) % 2
     x = np.empty((n_samples, 3, size, size), np.float32)
     for start in range(0, n_samples, _CHUNK):
@@ -508,9 +493,8 @@ def _flat(labels: npt.NDArray[np.generic], images: npt.NDArray[np.generic], file
     if labels.dtype.kind == "f" or (images.ndim == 2 and labels.shape == images.shape):
         return labels
     if labels.ndim == 2 and labels.shape[1] > 1:
-        raise ConfigError(
-            f"{file}: labels of shape {labels.shape} are not supported; use one label per sample or token"
-        )
+        hint = "use one label per sample or token"
+        raise ConfigError(f"{file}: labels of shape {labels.shape} are not supported; {hint}")
     return labels.reshape(-1)
 
 
@@ -565,6 +549,6 @@ def load_data(source: str | Path) -> DataSet:
     if os.path.exists(path):
         raise ConfigError(f"data = {str(source)!r}: expected a file that ends in .npz or .bin, or a folder of images")
     if path.suffix or len(path.parts) != 1:
-        names = ", ".join(DATA_NAMES)
-        raise ConfigError(f"data = {str(source)!r}: no such file or folder; use an existing path, or one of {names}")
+        hint = f"use an existing path, or one of {', '.join(DATA_NAMES)}"
+        raise ConfigError(f"data = {str(source)!r}: no such file or folder; {hint}")
     raise unknown_name("data", str(source), DATA_NAMES)

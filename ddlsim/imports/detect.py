@@ -86,28 +86,25 @@ _LOOK = 2**24  # characters
 #: pattern of tables written by :func:`ddlsim.measure.save_measurements`; required columns in any order
 _MEASURED = re.compile(r"(?:#.*\n)*(?=.*\bexperiment\b)(?=.*\boperation\b)(?=.*\bn_ranks\b)(?=.*\bmedian_s\b).*,")
 #: other common files: (pattern, description, alternative)
-_UNSUPPORTED: tuple[tuple[re.Pattern[str], str, str], ...] = (
-    (re.compile(r"^\s*(?:graph|Creator)\s.*\n*(?:.*\n){0,60}\s*node\s*\[", re.MULTILINE), "GML", "save it as GraphML"),
-    (re.compile(r"^duration: [\d.]+ sec|algo throughput: |all_reduce_bench\.py", re.MULTILINE),
+_UNSUPPORTED = (
+    (r"(?m)^\s*(?:graph|Creator)\s.*\n*(?:.*\n){0,60}\s*node\s*\[", "GML", "save it as GraphML"),
+    (r"(?m)^duration: [\d.]+ sec|algo throughput: |all_reduce_bench\.py",
      "the output of an all_reduce_bench.py for torch.distributed, which has no fixed format",
      "write it as CSV (throughput)"),
-    (re.compile(r"#bytes\s+#iterations\s+BW peak|RDMA_Write|---\s*\n\s*Send BW Test"), "perftest (ib_write_bw)",
+    (r"#bytes\s+#iterations\s+BW peak|RDMA_Write|---\s*\n\s*Send BW Test", "perftest (ib_write_bw)",
      "measure with OSU or nccl-tests"),
-    (re.compile(r"^\[ ID\]\S* Interval\s+Transfer\s+B\w+", re.MULTILINE), "iperf without totals, or iperf 2",
-     "measure with iperf3 -J"),
-    (re.compile(r'"(?:scheduling-policy|topologies-per-dim|logical-dims|memory-type)"\s*:'),
-     "another file of ASTRA-sim",
+    (r"(?m)^\[ ID\]\S* Interval\s+Transfer\s+B\w+", "iperf without totals, or iperf 2", "measure with iperf3 -J"),
+    (r'"(?:scheduling-policy|topologies-per-dim|logical-dims|memory-type)"\s*:', "another file of ASTRA-sim",
      "use its analytical network (topology, npus_count, ...)"),
-    (re.compile(r'"workload_graph"\s*:|"NodeType"\s*:'), "the JSON of Chakra's feeder", "use the trace itself (.et)"),
-    (re.compile(r'"(?:architectures|model_type)"\s*:'), "the configuration of a model",
+    (r'"workload_graph"\s*:|"NodeType"\s*:', "the JSON of Chakra's feeder", "use the trace itself (.et)"),
+    (r'"(?:architectures|model_type)"\s*:', "the configuration of a model",
      "pass it as a model, as in ddlsim show model FILE"),
-    (re.compile(r"NCCL INFO "), "a log of NCCL_DEBUG without results", "save the output of the program itself"),
-    (re.compile(r'"schema"\s*:\s*"[\w.-]+",\s*"pid"'), "an execution trace of PyTorch", "convert it to Chakra's .et"),
-    (re.compile(r"^(?:SwitchName|BlockName)=\S+\s", re.MULTILINE | re.IGNORECASE), "Slurm's topology.conf",
+    (r"NCCL INFO ", "a log of NCCL_DEBUG without results", "save the output of the program itself"),
+    (r'"schema"\s*:\s*"[\w.-]+",\s*"pid"', "an execution trace of PyTorch", "convert it to Chakra's .et"),
+    (r"(?im)^(?:SwitchName|BlockName)=\S+\s", "Slurm's topology.conf", "write a .toml with a [generator]"),
+    (r'(?m)^(?:switchguid|caguid)=0x|^Switch\s+\d+ "S-', "the output of ibnetdiscover",
      "write a .toml with a [generator]"),
-    (re.compile(r'^(?:switchguid|caguid)=0x|^Switch\s+\d+ "S-', re.MULTILINE), "the output of ibnetdiscover",
-     "write a .toml with a [generator]"),
-    (re.compile(r"<nvidia_smi_log>|NVIDIA-SMI \d"), "nvidia-smi's list of GPUs", "use nvidia-smi topo -m"),
+    (r"<nvidia_smi_log>|NVIDIA-SMI \d", "nvidia-smi's list of GPUs", "use nvidia-smi topo -m"),
 )  # fmt: skip
 
 
@@ -129,7 +126,7 @@ def _kind(source: SourceText) -> str:
         if re.search(pattern, beginning):
             return kind
     for mark, what, remedy in _UNSUPPORTED:
-        if mark.search(beginning):
+        if re.search(mark, beginning):
             raise source.error(None, f"seems to be {what}, which has no reader; {remedy}")
     if not source.text.strip():
         raise source.error(None, "is empty; is it the right file?")
@@ -218,18 +215,15 @@ def read_topology(path: str | Path, facts: Mapping[str, object] | None = None) -
     if kind not in TOPOLOGIES:
         kinds = listed(["toml", "json", *TOPOLOGIES])
         raise ConfigError(f"{path}: a {kind} file does not describe a topology; use one of {kinds}")
+
+    def appended(option: re.Match[str]) -> str:
+        """Return what to append to the path, instead of an option of ``ddlsim import``."""
+        name = option[1].replace("-", "_")
+        return f"(append +{name}={'true' if name in ('ignore_unknown', 'virtual_nics') else '...'} to the path)"
+
     try:
         cluster = read_any(path, kind=kind, facts=facts)
-    except ConfigError as error:  # hints in it name options of ddlsim import
-        raise type(error)(_OPTION.sub(_appended, str(error))) from None
+    except ConfigError as error:
+        raise type(error)(re.sub(r"\(--(?:set )?(\w[\w-]*)(?:=[^)]*)?\)", appended, str(error))) from None
     assert isinstance(cluster, Cluster)
     return cluster
-
-
-_OPTION = re.compile(r"\(--(?:set )?(\w[\w-]*)(?:=[^)]*)?\)")
-
-
-def _appended(option: re.Match[str]) -> str:
-    """Return what to append to the path of a topology, instead of an option of ``ddlsim import``."""
-    name = option[1].replace("-", "_")
-    return f"(append +{name}={'true' if name in ('ignore_unknown', 'virtual_nics') else '...'} to the path)"

@@ -71,7 +71,7 @@ def read_graphml(
     for node, attributes in reader.nodes():
         switch = attributes.get("kind") == "switch" or attributes.get("hyperedge", "").lower() in ("true", "1")
         graph.add_node(reader.names[node], kind="switch" if switch else "host")
-    edges = list(reader.edges())
+    edges = reader.edges()
     silent, usual_latency = 0, nonnegative(latency, "time", "latency")
     lone = _lone(edges, graphs[0].get("edgedefault", "directed") == "undirected", reader.drawn)
     check_size(len(graph), len(edges) + len(lone), f"{source.path}: the graph")
@@ -87,15 +87,15 @@ def read_graphml(
             connect(graph, a, b, "link", rate, delay)
         else:
             graph.add_edge(a, b, bandwidth=rate, latency=delay, kind="link")
+    notes = graph.graph["notes"] = []
+    if reader.ignored:
+        notes.append("skipped: " + ", ".join(f"{n} {what}" for what, n in sorted(reader.ignored.items())))
+        warn(f"{source.path}: {notes[0]}")
     n_edges = len(edges)
-    notes = reader.left_out()
-    for note in notes:
-        warn(f"{source.path}: {note}")
-    if 0 < len(lone) < len(edges):
+    if 0 < len(lone) < n_edges:
         notes.append(f"{len(lone)} of {n_edges} directed edges have no reverse edge and are treated as bidirectional")
     if silent:
         notes.append(f"the file gives no speed for {silent} of {n_edges} edges; assuming {bandwidth} for them")
-    graph.graph["notes"] = notes
     return named_cluster(graph, source.path)
 
 
@@ -158,26 +158,26 @@ class _Reader:
 
     def nodes(self) -> list[tuple[str, dict[str, str]]]:
         """Return (id, attributes) of every node, and record its name: its label, if unique."""
-        rows: list[tuple[str, dict[str, str], str]] = []
+        rows: dict[str, dict[str, str]] = {}
+        labels: dict[str, str] = {}
         edges = [child for child in _inside(self.graph) if _name(child) == "edge"]
         ends = {edge.get(end, "") for edge in edges for end in ("source", "target")}
         for child in _inside(self.graph):
             group = any(_name(part) == "graph" for part in child.children)
             if _name(child) == "node" and not (group and child["id"] not in ends):
-                attributes = self._attributes(child, _NODE)
-                if any(row[0] == child["id"] for row in rows):
-                    raise child.error(f"id = {child['id']!r} appears twice; rename one")
+                node, attributes = child["id"], self._attributes(child, _NODE)
+                if node in rows:
+                    raise child.error(f"id = {node!r} appears twice; rename one")
                 about = (data for data in child.children if _name(data) == "data")
                 drawn = (part.text.strip() for data in about for part in walk(data) if _name(part) == "NodeLabel")
-                rows.append((child["id"], attributes, attributes.get("label", "") or next(drawn, "")))
+                rows[node], labels[node] = attributes, attributes.get("label", "") or next(drawn, "")
             elif _name(child) not in ("node", "edge", "data", "desc"):
                 self._unknown(child, f"<{_name(child)}>")
-        count = Counter(label for _, _, label in rows)
-        ids = {node for node, _, _ in rows}
-        for node, _, label in rows:
-            unique = label and count[label] == 1 and label not in ids
+        count = Counter(labels.values())
+        for node, label in labels.items():
+            unique = label and count[label] == 1 and label not in rows
             self.names[node] = label if unique else f"{label} ({node})" if label else node
-        return [(node, attributes) for node, attributes, _ in rows]
+        return list(rows.items())
 
     def edges(self) -> list[tuple[str, str, dict[str, str], Element]]:
         """Return (name, name, attributes, element) of every edge."""
@@ -194,11 +194,6 @@ class _Reader:
                 continue
             rows.append((self.names[child["source"]], self.names[child["target"]], attributes, child))
         return rows
-
-    def left_out(self) -> list[str]:
-        """Return notes on what was skipped."""
-        skipped = ", ".join(f"{n} {what}" for what, n in sorted(self.ignored.items()))
-        return [f"skipped: {skipped}"] if skipped else []
 
     def _attributes(self, element: Element, known: set[str]) -> dict[str, str]:
         kinds = (_name(element), "all")

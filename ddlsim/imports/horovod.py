@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ddlsim.arguments import checked
@@ -65,7 +66,7 @@ class HorovodTimeline:
 class _Open:
     """Unfinished activities of a tensor."""
 
-    stack: list[Event]
+    stack: list[Event] = field(default_factory=list)
     negotiation_s: float = 0.0
     transfer: tuple[float, float] = (0.0, 0.0)  # begin, seconds
 
@@ -82,15 +83,14 @@ def read_horovod(path: str | Path) -> HorovodTimeline:
     source, left_out = read_text(path), LeftOut()
     _, events = read_events(source, left_out)
     names: dict[str, str] = {}
-    open_: dict[str, _Open] = {}
+    open_: dict[str, _Open] = defaultdict(_Open)
     ranks: set[str] = set()
     found: list[HorovodOperation] = []
     for event in events:
+        state = open_[event.pid]
         if event.phase == "M" and event.name == "process_name":
             names[event.pid] = str(event.args.get("name", ""))
-            continue
-        state = open_.setdefault(event.pid, _Open([]))
-        if event.phase == "B":
+        elif event.phase == "B":
             state.stack.append(event)
         elif event.phase == "X" and state.stack and state.stack[-1].name.startswith("NEGOTIATE_"):
             ranks.add(event.name)
@@ -106,9 +106,8 @@ def read_horovod(path: str | Path) -> HorovodTimeline:
 def _end(source: SourceText, tensor: str, state: _Open, event: Event) -> HorovodOperation | None:
     place = f"{source.path}: traceEvents[{event.index}]"
     if not state.stack:
-        raise EntryError(
-            f"{place}: an operation on tensor {tensor!r} ends without having begun; is the file truncated?"
-        )
+        what = f"an operation on tensor {tensor!r} ends without having begun"
+        raise EntryError(f"{place}: {what}; is the file truncated?")
     begin = state.stack.pop()
     seconds = event.ts - begin.ts
     if not seconds >= 0:
@@ -136,11 +135,10 @@ def _size(event: Event) -> tuple[str, float]:
 
 def _transfers(operations: list[HorovodOperation], n_ranks: int) -> list[Timing]:
     """Return one timing per transfer; bytes are 0 if the size of one of its tensors is unknown."""
-    fused: dict[tuple[str, float, float], list[HorovodOperation]] = {}
+    fused: dict[tuple[str, float, float], list[HorovodOperation]] = defaultdict(list)
     for operation in operations:
         if operation.transfer_s > 0:
-            key = (operation.operation, operation.transfer_start_s, operation.transfer_s)
-            fused.setdefault(key, []).append(operation)
+            fused[operation.operation, operation.transfer_start_s, operation.transfer_s].append(operation)
     timings = []
     for (kind, _, seconds), parts in sorted(fused.items(), key=lambda item: item[0][1]):
         nbytes = sum(part.nbytes for part in parts) if all(part.nbytes for part in parts) else 0.0

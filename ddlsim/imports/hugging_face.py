@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
+from ddlsim.arguments import integer
 from ddlsim.bundled import bundled_files
 from ddlsim.errors import ConfigError, shown
 from ddlsim.imports.decoders import Read, decoder_table, kinds
@@ -28,19 +29,11 @@ FLAGS = {"attention_bias": "bias", "mlp_bias": "mlp_bias"}
 ACTIVATIONS = dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu")
 ACTIVATIONS |= {"relu": "relu", "relu2": "squared_relu"}
 #: fields of which only one value is supported
-ONLY: dict[str, Any] = {
-    "do_layer_norm_before": True,
-    "enable_bias": True,
-    "qk_layernorm": False,
-    "clip_qkv": None,
-    "apply_residual_connection_post_layernorm": False,
-    "add_cross_attention": False,
-    "layer_norm_elementwise_affine": True,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "moe_layer_freq": 1,
-    "qkv_bias": True,
-}
+ONLY: dict[str, Any] = dict.fromkeys(
+    ("do_layer_norm_before", "enable_bias", "layer_norm_elementwise_affine", "qkv_bias"), True
+)
+ONLY |= dict.fromkeys(("qk_layernorm", "apply_residual_connection_post_layernorm", "add_cross_attention"), False)
+ONLY |= {"clip_qkv": None, "decoder_sparse_step": 1, "mlp_only_layers": [], "moe_layer_freq": 1}
 #: kinds for which only the parameters are counted
 COUNTED = ("deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "llama4_text", "qwen2_moe")
 #: types with the text model of another one
@@ -100,10 +93,7 @@ def _count(root: Node, *names: str, needed: bool = True) -> int:
     node = next((root[name] for name in names if root.has(name)), None)
     if node is None and needed:
         raise root.error(f"{names[0]} is missing; is it a complete config.json?")
-    value = 0 if node is None else node.value
-    if node is not None and (type(value) is not int or not 1 <= value <= 10**9):
-        raise node.error(f"must be an integer from 1 to 1e9, not {shown(value)}")
-    return value  # type: ignore[return-value]
+    return 0 if node is None else cast(int, integer(1)(node.value, node.place))
 
 
 def _or_none(root: Node, name: str) -> int:

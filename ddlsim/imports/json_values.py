@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ddlsim.errors import ConfigError, shown
 from ddlsim.imports.text import EntryError, SourceText
-from ddlsim.units import in_range
+from ddlsim.units import as_number, in_range
 
 MAX_COUNT = 2**53  # integers up to here are exact in JSON
 
@@ -65,15 +65,9 @@ class Node:
 
     def number(self) -> float:
         """Return a finite number; strings with numbers are accepted, because some tools write them."""
-        value = self.value
-        if isinstance(value, str):
-            try:
-                value = float(value)
-            except ValueError:
-                raise self.entry_error(f"{shown(value)} is not a number") from None
-        number = finite(value)
+        number = finite(as_number(self.value) if isinstance(self.value, str) else self.value)
         if number is None:
-            raise self.entry_error(f"must be a finite number, not {shown(value)}")
+            raise self.entry_error(f"must be a finite number, not {shown(self.value)}")
         return number
 
     def nonnegative(self) -> float:

@@ -79,8 +79,7 @@ def layer_times(spans: Sequence[Event], steps: Sequence[tuple[float, float]]) ->
 
     spans   the complete events of a trace; steps   begin and end of each step in s (none: a single step)
     """
-    modules = [(event, match[1]) for event in spans if (match := _MODULE.match(event.name))]
-    leaves = sorted(_leaves(modules), key=lambda pair: pair[0].ts)
+    leaves = sorted(_leaves(spans), key=lambda pair: pair[0].ts)
     if not leaves:
         return []
     forward = _Spans(leaves)
@@ -90,20 +89,19 @@ def layer_times(spans: Sequence[Event], steps: Sequence[tuple[float, float]]) ->
     if costs is None:
         costs = [("f", name, event.ts, event.dur) for event, name in leaves]
         costs += [("b", name, event.ts, event.dur) for event, name in backward]
-    names = list(dict.fromkeys(name for _, name in leaves))
+    costs += [("calls", name, event.ts, 1.0) for event, name in leaves]
     starts = [begin for begin, _ in windows]
-    table: dict[tuple[str, str], list[float]] = {(way, name): [0.0] * len(windows) for way in "fb" for name in names}
-    calls = dict.fromkeys(names, 0)
-    for way, name, moment, seconds in costs:
+    table: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * len(windows))
+    for what, name, moment, amount in costs:
         step = bisect.bisect_right(starts, moment) - 1
         if step >= 0 and moment <= windows[step][1]:
-            table[way, name][step] += seconds
-    for event, name in leaves:
-        step = bisect.bisect_right(starts, event.ts) - 1
-        calls[name] += step >= 0 and event.ts <= windows[step][1]
-    middle = {key: statistics.median(seconds) for key, seconds in table.items()}
-    names = [name for name in names if calls[name]]
-    return [LayerTime(name, middle["f", name], middle["b", name], calls[name] / len(windows)) for name in names]
+            table[what, name][step] += amount
+    times = []
+    for name in dict.fromkeys(name for _, name in leaves):
+        forward_s, backward_s = (statistics.median(table[way, name]) for way in "fb")
+        if n_calls := sum(table["calls", name]):
+            times.append(LayerTime(name, forward_s, backward_s, n_calls / len(windows)))
+    return times
 
 
 def input_samples(spans: Sequence[Event]) -> int:
@@ -111,8 +109,7 @@ def input_samples(spans: Sequence[Event]) -> int:
 
     0 if the trace has no shapes (``record_shapes=True`` writes them as ``Input Dims``) or no modules.
     """
-    modules = [(event, match[1]) for event in spans if (match := _MODULE.match(event.name))]
-    leaves = _Spans(_leaves(modules))
+    leaves = _Spans(_leaves(spans))
     for event in sorted((e for e in spans if e.category in ("cpu_op", "operator")), key=lambda e: e.ts):
         dims = event.args.get("Input Dims")
         place = 1 if event.name.startswith("aten::embedding") else 0  # the first input is its weight
@@ -124,11 +121,12 @@ def input_samples(spans: Sequence[Event]) -> int:
     return 0
 
 
-def _leaves(modules: list[tuple[Event, str]]) -> list[tuple[Event, str]]:
-    """Return the spans that contain no other span of their thread."""
+def _leaves(spans: Sequence[Event]) -> list[tuple[Event, str]]:
+    """Return the modules that contain no other one of their thread, with their names."""
     threads: dict[tuple[str, str], list[tuple[Event, str]]] = {}
-    for event, name in modules:
-        threads.setdefault((event.pid, event.tid), []).append((event, name))
+    for event in spans:
+        if match := _MODULE.match(event.name):
+            threads.setdefault((event.pid, event.tid), []).append((event, match[1]))
     found = []
     for rows in threads.values():
         rows.sort(key=lambda pair: (pair[0].ts, -pair[0].dur))
@@ -208,17 +206,22 @@ def profile_workload(workload: Workload, layers: Sequence[LayerTime]) -> Workloa
         raise ConfigError("the trace has no layers; record it with torch.profiler.profile(with_stack=True)")
     found: dict[str, list[LayerTime]] = {}
     for layer in layers:
-        kind = _type_of(layer)
-        if kind is not None:
-            found.setdefault(kind, []).append(layer)
+        name = re.sub(r"[123]d$", "", layer.kind)
+        if name == "Identity" or name.endswith("Loss"):
+            continue  # without a layer in the model
+        if name not in _TYPES:
+            raise ConfigError(
+                f"no layer type corresponds to the class of module {layer.name!r} in the trace; remove the module from "
+                f"layers, or use a model with known layer types ({listed(sorted(_TYPES))})"
+            )
+        found.setdefault(_TYPES[name], []).append(layer)
     types = [layer.type for layer in workload.model.layers]
     for kind in _LEARNED:
         n_model, n_trace = types.count(kind), len(found.get(kind, []))
         if n_model != n_trace:
-            name = workload.model.name
             raise ConfigError(
-                f"the trace has {n_trace} modules of type {kind!r}, but the model {name!r} has {n_model}; use the "
-                "model that was traced"
+                f"the trace has {n_trace} modules of type {kind!r}, but the model {workload.model.name!r} has "
+                f"{n_model}; use the model that was traced"
             )
     forward, backward = workload.forward.copy(), workload.backward.copy()
     for kind, modules in found.items():
@@ -232,20 +235,6 @@ def profile_workload(workload: Workload, layers: Sequence[LayerTime]) -> Workloa
                 times[places] = sum(measured) * share
     basis = f"profile of {sum(map(len, found.values()))} modules"
     return replace(workload, forward=forward, backward=backward, basis=basis)
-
-
-def _type_of(layer: LayerTime) -> str | None:
-    """Return the layer type of a module; None for modules without a layer in the model."""
-    name = re.sub(r"[123]d$", "", layer.kind)
-    if name == "Identity" or name.endswith("Loss"):
-        return None
-    if name not in _TYPES:
-        known = listed(sorted(_TYPES))
-        raise ConfigError(
-            f"no layer type corresponds to the class of module {layer.name!r} in the trace; remove the module from "
-            f"layers, or use a model with known layer types ({known})"
-        )
-    return _TYPES[name]
 
 
 #: minimum number of kernels of either sort
@@ -380,7 +369,9 @@ def read_kineto(path: str | Path, *, batch_size: Count | None = None) -> KinetoT
     steps: list[Timing] = []
     for event in marks:
         with left_out:
-            steps.append(_step(source, event, n_ranks, batch_size))
+            n, at = float((batch_size or 0) * n_ranks), f"{source.path}: traceEvents[{event.index}]"
+            timing = Timing("kineto", "step", n_ranks, 0.0, event.dur, "single", n_reps=1, n_samples=n, place=at)
+            steps.append(replace(timing, variant=event.name))
     collectives = tuple(_collectives(source, spans, n_ranks, left_out))
     layers = tuple(layer_times(spans, [(event.ts, event.end) for event in marks]))
     trace = KinetoTrace(tuple(steps), collectives, layers, rank, n_ranks, input_samples(spans), overlap_slowdown(spans))
@@ -400,16 +391,6 @@ def _distributed(source: SourceText, top: dict[str, object]) -> tuple[int, int]:
     return rank, n_ranks
 
 
-def _step(source: SourceText, event: Event, n_ranks: int, batch_size: int | None) -> Timing:
-    place = f"{source.path}: traceEvents[{event.index}]"
-    if event.dur <= 0:
-        raise EntryError(f"{place}: {event.name} has no duration; is the trace complete?")
-    n = float((batch_size or 0) * n_ranks)
-    return Timing(
-        "kineto", "step", n_ranks, 0.0, event.dur, "single", n_reps=1, n_samples=n, variant=event.name, place=place
-    )
-
-
 def _collectives(source: SourceText, spans: list[Event], n_ranks: int, left_out: LeftOut) -> list[Timing]:
     described: dict[int, Event] = {}  # External id -> the call with the sizes
     for event in spans:
@@ -427,33 +408,25 @@ def _collectives(source: SourceText, spans: list[Event], n_ranks: int, left_out:
 
 def _what(event: Event, described: dict[int, Event]) -> tuple[str | None, dict[str, object]]:
     """Return the operation of this span (None: not a collective), and the arguments that describe it."""
-    if event.category == "kernel":
-        if not event.name.startswith(("nccl", "rccl", "msccl")):
-            return None, {}
-        args = event.args
-        external = event.integer("External id")
-        if external is None:
-            external = event.integer("external id")
+    args, name = event.args, ""
+    if event.category == "kernel" and event.name.startswith(("nccl", "rccl", "msccl")):
+        external = event.integer("External id" if "External id" in args else "external id")
         if "Collective name" not in args and external in described:
             args = described[external].args
         match = _KERNEL.match(event.name)
         name = str(args.get("Collective name", match[1] if match else ""))
-        return _OPERATIONS.get(name.lower().replace("_", "")), args
-    match = _CPU.fullmatch(event.name)
-    if match is None or event.category.startswith("gpu"):
-        return None, {}
-    return _OPERATIONS.get(match[1].lower().replace("_", "")), event.args
+    elif event.category != "kernel" and not event.category.startswith("gpu"):
+        match = _CPU.fullmatch(event.name)
+        name = match[1] if match else ""
+    return _OPERATIONS.get(name.lower().replace("_", "")), args
 
 
 def _collective(source: SourceText, event: Event, operation: str, args: dict[str, object], n_ranks: int) -> Timing:
-    group = args.get("Group size")
+    group, place = args.get("Group size"), f"{source.path}: traceEvents[{event.index}]"
     ranks = group if isinstance(group, int) and group > 0 else n_ranks
-    place = f"{source.path}: traceEvents[{event.index}]"
     dtype, nbytes = _size(operation, args, ranks, place)
-    variant = event.name.split("(")[0]
-    return Timing(
-        "kineto", operation, ranks, nbytes, event.dur, "single", n_reps=1, dtype=dtype, variant=variant, place=place
-    )
+    timing = Timing("kineto", operation, ranks, nbytes, event.dur, "single", n_reps=1, dtype=dtype, place=place)
+    return replace(timing, variant=event.name.split("(")[0])
 
 
 def _size(operation: str, args: dict[str, object], n_ranks: int, place: str) -> tuple[str, float]:

@@ -88,11 +88,9 @@ def read_lstopo(
     if nvlink_bandwidth is None and not n_links and reader.n_accelerators > 1:
         tree.notes.append("the file lists no NVLink or xGMI links, so the GPUs are connected by PCIe only")
         warn(f"{path}: {tree.notes[-1]}; set nvlink_bandwidth if there is an NVSwitch")
-    notes = [
-        f"PCIe carries {percent(_CARRIED, 0)} of the links' speed, as NCCL counts (src/graph/topo.cc)",
-        *reader.notes,
-    ]
-    return assemble(root.source.path, [machine] * n_hosts, device, network_latency, [*notes, *tree.notes])
+    note = f"PCIe carries {percent(_CARRIED, 0)} of the links' speed, as NCCL counts (src/graph/topo.cc)"
+    notes = [note, *reader.notes, *tree.notes]
+    return assemble(root.source.path, [machine] * n_hosts, device, network_latency, notes)
 
 
 def _info(element: Element, name: str) -> str:
@@ -120,8 +118,9 @@ class _Reader:
         self.cpus: list[Element] = []
         for i, package in enumerate(self.packages):
             about = {"numaid": str(i), "arch": _ARCHITECTURES.get(arch, arch), "vendor": _info(package, "CPUVendor")}
-            about["familyid"] = _integer_or(_info(package, "CPUFamilyNumber"), 6)
-            about["modelid"] = _integer_or(_info(package, "CPUModelNumber"), 0)
+            for key, name in (("familyid", "CPUFamilyNumber"), ("modelid", "CPUModelNumber")):
+                if re.fullmatch("[0-9]{1,9}", text := _info(package, name)):
+                    about[key] = text
             self.cpus.append(Element(package.source, package.line, "cpu", about))
         parts = [part for part in walk(machine) if part.get("type", "") == "OSDev"]
         self.rdma = any(part.get("osdev_type", "") in _OPEN_FABRICS for part in parts)
@@ -136,20 +135,18 @@ class _Reader:
         unplaced = 0
         for child in element.find("object"):
             if child["type"] in ("Bridge", "PCIDev"):
-                near = self._package(element, above)
+                near = self._package([element, *reversed(above)])
                 unplaced += near is None
                 self.cpus[near or 0].children += self._pci(child)
             else:
                 unplaced += self._visit(child, [*above, element])
         return unplaced
 
-    def _package(self, element: Element, above: list[Element]) -> int | None:
+    def _package(self, outwards: list[Element]) -> int | None:
         """Return the package that contains an object, or the only one inside it; None if there are several."""
-        for outer in (element, *reversed(above)):  # a package contains only itself
-            inside = [i for part in walk(outer) if (i := self.numbers.get(id(part))) is not None]
-            if inside:
-                return inside[0] if len(inside) == 1 else None
-        return None
+        within = ([self.numbers[id(part)] for part in walk(outer) if id(part) in self.numbers] for outer in outwards)
+        inside = next(filter(None, within), [])  # a package contains only itself
+        return inside[0] if len(inside) == 1 else None
 
     def _pci(self, element: Element) -> list[Element]:
         """Return a bridge or device as <pci>; for a host bridge, its children."""
@@ -209,7 +206,3 @@ class _Reader:
                 gpu.children.append(Element(matrix.source, matrix.line, tag, link))
                 n_links += 1
         return n_links
-
-
-def _integer_or(text: str, otherwise: int) -> str:
-    return text if re.fullmatch("[0-9]{1,9}", text) else str(otherwise)

@@ -47,7 +47,17 @@ def assemble(
     n_links = sum(2 * len(machine.links) + len(machine.one_way) + 2 * len(machine.ports) for machine in machines)
     check_size(n_nodes, n_links, f"{source}: {len(machines)} machines")
     for i, machine in enumerate(machines):
-        _add(graph, f"node{i}", machine, device)
+        host = f"node{i}"
+        for gpu in machine.gpus:
+            add_host(graph, f"{host}.{gpu}", Host(device=device))
+            graph.nodes[f"{host}.{gpu}"].update(kind="gpu", host=host)
+        for kind, names in (("host", machine.cpus), ("switch", machine.switches)):
+            for name in names:
+                graph.add_node(f"{host}.{name}", kind=kind, host=host)
+        for a, b, kind, bandwidth, delay in machine.links:
+            connect(graph, f"{host}.{a}", f"{host}.{b}", kind, bandwidth, delay)
+        for a, b, kind, bandwidth, delay in machine.one_way:
+            graph.add_edge(f"{host}.{a}", f"{host}.{b}", bandwidth=bandwidth, latency=delay, kind=kind)
         if len(machines) > 1:
             if not machine.ports:
                 raise ConfigError(
@@ -56,7 +66,7 @@ def assemble(
                 )
             graph.add_node("network", kind="switch")
             for port, bandwidth in machine.ports:
-                connect(graph, f"node{i}.{port}", "network", "nic", bandwidth, latency)
+                connect(graph, f"{host}.{port}", "network", "nic", bandwidth, latency)
     return named_cluster(graph, source)
 
 
@@ -87,17 +97,3 @@ def named_cluster(graph: Graph, source: Path) -> Cluster:
         return from_graph(graph)
     except ConfigError as error:
         raise type(error)(f"{source}: {error}") from None
-
-
-def _add(graph: Graph, host: str, machine: Machine, device: str | None) -> None:
-    for gpu in machine.gpus:
-        add_host(graph, f"{host}.{gpu}", Host(device=device))
-        graph.nodes[f"{host}.{gpu}"].update(kind="gpu", host=host)
-    for cpu in machine.cpus:
-        graph.add_node(f"{host}.{cpu}", kind="host", host=host)
-    for switch in machine.switches:
-        graph.add_node(f"{host}.{switch}", kind="switch", host=host)
-    for a, b, kind, bandwidth, latency in machine.links:
-        connect(graph, f"{host}.{a}", f"{host}.{b}", kind, bandwidth, latency)
-    for a, b, kind, bandwidth, latency in machine.one_way:
-        graph.add_edge(f"{host}.{a}", f"{host}.{b}", bandwidth=bandwidth, latency=latency, kind=kind)

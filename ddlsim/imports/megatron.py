@@ -67,10 +67,7 @@ def is_megatron(text: str) -> bool:
 
 
 def read_megatron(source: SourceText, options: Collection[str] = ()) -> Read:
-    """Return the model file defined by the arguments; `options` are the parameters that the caller sets.
-
-    Raises ConfigError for arguments of an unsupported architecture, misspelled ones, and missing or invalid numbers.
-    """
+    """Return the model file defined by the arguments; `options` are the parameters that the caller sets."""
     is_script = bool(_SCRIPT.search(source.text))
     given = _Arguments(source, _script(source.text) if is_script else _printed(source.text))
     if other := _OTHER_SCRIPT.search(source.text):

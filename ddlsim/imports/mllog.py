@@ -15,7 +15,8 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -132,20 +133,29 @@ def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
     begin = start.time_s if start is not None else entries[0].time_s
     epochs = _epochs(entries)
     accuracies, late = _accuracies(entries, begin, stop, left_out)
-    timings = [*_steps(source, entries, batch, n_ranks, left_out), *_epoch_timings(source, epochs, samples, n_ranks)]
+    timings = _steps(source, entries, batch, n_ranks, left_out)
+    for epoch, seconds, at_line in epochs if samples else ():
+        name, at = f"epoch {epoch:g}", f"{source.path}:{at_line}"
+        timing = Timing("mlperf", "epoch", n_ranks, 0.0, seconds, "single", n_reps=1, variant=name, place=at)
+        timings.append(replace(timing, n_samples=float(samples)))
     left_out.tell(start or stop or accuracies or epochs or timings)
     if late:
         reached = "each is assigned the time at which training reached the evaluated point"
         notes += (f"{source.path}: {late} evaluations were logged after run_stop; {reached}",)
-    if start is not None and stop is None:
-        seconds = entries[-1].time_s - begin
+    status, run_s = "", math.nan
+    if stop is not None:
+        run_s = stop.time_s - begin if start is not None else math.nan
+        if stop.metadata.has("status"):
+            status = stop.metadata["status"].text()
+        elif stop.metadata.has("success"):  # v0.5
+            status = {"true": "success", "false": "aborted"}.get(str(stop.metadata["success"].value).lower(), "")
+    elif start is not None:
+        status, seconds = "killed", entries[-1].time_s - begin
         notes += (f"{source.path}: the log ends {seconds:.6g} s after run_start without run_stop; was the run killed?",)
-    status = "killed" if start is not None and stop is None else _status(stop)
-    run_s = stop.time_s - begin if start is not None and stop is not None else math.nan
     rows, names = tuple(row for row, _ in accuracies), tuple(name for _, name in accuracies)
     lengths = tuple((number, seconds) for number, seconds, _ in epochs)
-    about = _benchmark(source, once), status, run_s, batch, samples
-    return MlperfRun(*about, rows, names, lengths, tuple(timings), notes)
+    summary = _benchmark(source, once), status, run_s, batch, samples
+    return MlperfRun(*summary, rows, names, lengths, tuple(timings), notes)
 
 
 def _entries(source: SourceText, number: int, line: str, broken: list[str]) -> Iterator[_Entry]:
@@ -173,28 +183,20 @@ def _entries(source: SourceText, number: int, line: str, broken: list[str]) -> I
             yield _Entry(number, node["key"].text(), node["time_ms"].number() * 1e-3, value, metadata)
     if len(matches) < len(_MARK.findall(line)):
         raise source.error(number, "truncated: no {...} follows :::MLLOG or :::MLL; is the line complete?")
-    if match_old := _OLD.search(line):
-        key = _RENAMED.get(match_old["key"], match_old["key"])
-        value = _value(match_old["value"] or "null", place)
-        date, time = match_old["date"], match_old["time"]
-        yield _Entry(number, key, _date(source, number, date) if date else Node(time, place).number(), value, value)
-
-
-def _value(text: str, place: str) -> Node:
-    """Return the value after a key of the first rounds: JSON, with percentages as fractions, or a word."""
-    try:
-        return Node(json.loads(_PERCENT.sub(lambda match: repr(float(match[1]) / 100), text)), place)
-    except (ValueError, RecursionError):
-        return Node(text, place)
-
-
-def _date(source: SourceText, number: int, text: str) -> float:
-    try:
-        return datetime.strptime(text, "%m/%d/%y %H:%M:%S").replace(tzinfo=UTC).timestamp()
-    except ValueError:
-        raise source.error(
-            number, f"{text!r} is not a date (month/day/year hours:minutes:seconds); correct it"
-        ) from None
+    if old := _OLD.search(line):
+        value = Node(old["value"], place)
+        with suppress(ValueError, RecursionError):  # JSON, with percentages as fractions, or else a word
+            fractions = _PERCENT.sub(lambda match: repr(float(match[1]) / 100), old["value"] or "null")
+            value = Node(json.loads(fractions), place)
+        if old["time"]:
+            time = Node(old["time"], place).number()
+        else:
+            try:
+                time = datetime.strptime(old["date"], "%m/%d/%y %H:%M:%S").replace(tzinfo=UTC).timestamp()
+            except ValueError:
+                what = f"{old['date']!r} is not a date (month/day/year hours:minutes:seconds)"
+                raise source.error(number, f"{what}; correct it") from None
+        yield _Entry(number, _RENAMED.get(old["key"], old["key"]), time, value, value)
 
 
 def _benchmark(source: SourceText, once: dict[str, _Entry]) -> str:
@@ -203,14 +205,6 @@ def _benchmark(source: SourceText, once: dict[str, _Entry]) -> str:
         return str(once["submission_benchmark"].value.value)
     lines = source.lines()
     return next((match["benchmark"] or match["name"] for _, line in lines if (match := _OLD.search(line))), "")
-
-
-def _status(stop: _Entry | None) -> str:
-    """Return how the run ended; v0.5 logs whether it was a success."""
-    if stop is not None and stop.metadata.has("status"):
-        return stop.metadata["status"].text()
-    succeeded = str(stop.metadata["success"].value).lower() if stop is not None and stop.metadata.has("success") else ""
-    return {"true": "success", "false": "aborted"}.get(succeeded, "")
 
 
 def _check_single(source: SourceText, entries: list[_Entry]) -> None:
@@ -278,23 +272,10 @@ def _steps(source: SourceText, entries: list[_Entry], batch: int, n_ranks: int, 
     """Return a step timing per logged throughput (samples/s), for the global batch, or one sample if it is unknown."""
     found, samples = list[Timing](), float(batch or 1)
     for entry in entries:
-        if entry.key == "throughput":
-            rate = entry.value
-        elif entry.key == "tracked_stats" and entry.value.has("throughput"):
-            rate = entry.value["throughput"]
-        else:
-            continue
-        with left_out:
-            seconds, place = samples / rate.positive(), f"{source.path}:{entry.line}"
-            found.append(Timing("mlperf", "step", n_ranks, 0.0, seconds, n_samples=samples, place=place))
+        tracked = entry.key == "tracked_stats" and entry.value.has("throughput")
+        if tracked or entry.key == "throughput":
+            with left_out:
+                rate, place = entry.value["throughput"] if tracked else entry.value, f"{source.path}:{entry.line}"
+                seconds = samples / rate.positive()
+                found.append(Timing("mlperf", "step", n_ranks, 0.0, seconds, n_samples=samples, place=place))
     return found
-
-
-def _epoch_timings(
-    source: SourceText, epochs: list[tuple[float, float, int]], samples: int, n_ranks: int
-) -> list[Timing]:
-    rows = [(f"epoch {number:g}", s, f"{source.path}:{line}") for number, s, line in epochs if samples]
-    return [
-        Timing("mlperf", "epoch", n_ranks, 0.0, s, "single", n_reps=1, n_samples=float(samples), variant=name, place=at)
-        for name, s, at in rows
-    ]

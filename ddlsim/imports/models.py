@@ -34,9 +34,6 @@ def import_model(source: str | Path, stem: str, options: list[str]) -> Model:
     """Return the model that a file or a text of another tool describes.
 
     stem, options  the parts of the source if it is a path with options
-
-    Raises ConfigError, in one line with file, field and value, for invalid sources, and for models that cannot be
-    simulated, with the number of parameters if it can be counted.
     """
     text, options = _content(source, stem, options)
     read = _read(text, [option.partition("=")[0] for option in options])

@@ -19,7 +19,7 @@ import contextlib
 import csv
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -50,7 +50,6 @@ class Row:
     """One row of the table: the cells before the times, and those of the out-of-place and in-place times."""
 
     line: int
-    words: list[str]
     about: Mapping[str, str]
     times: Mapping[str, Mapping[str, str]]
 
@@ -99,11 +98,10 @@ def fits(table: Table, operation: str, n_ranks: int) -> bool:
         no_in_place = operation in ("p2p", "all_to_all")  # (reportErrors = in_place ? 0 : 1)
         if (out_alone and not no_in_place) or (no_in_place and unchecked not in (None, "N/A")):
             return False
-        size, count, item = int(row.words[0]), int(row.words[1]), _NBYTES.get(row.words[2], 1)
-        parts = n_ranks if operation in _IN_PARTS else 1
-        if abs(size - count * item * parts) > 16 * parts:  # parts are whole multiples of 16 bytes
+        nbytes = int(row.about["count"]) * _NBYTES.get(row.about["type"], 1)
+        parts, factor = n_ranks if operation in _IN_PARTS else 1, bus_factor(operation, n_ranks)
+        if abs(int(row.about["size"]) - nbytes * parts) > 16 * parts:  # parts are whole multiples of 16 bytes
             return False
-        factor = bus_factor(operation, n_ranks)
         if not all(is_bus(factor, algbw, busbw) for algbw, busbw in _rates(row)):
             return False
     return True
@@ -134,15 +132,27 @@ def is_bus(factor: float, algbw: float, busbw: float) -> bool:
     return abs(algbw * factor - busbw) <= 0.0051 * (factor + 1) + 0.002 * busbw
 
 
-def check_bus(timing: Timing, algbw: float, busbw: float) -> None:
-    """Raise an error if a row's busbw contradicts the assumed operation or number of ranks."""
-    factor = bus_factor(timing.operation, timing.n_ranks)
-    if not is_bus(factor, algbw, busbw):
-        place, operation, n_ranks = timing.place, timing.operation, timing.n_ranks
-        raise ConfigError(
-            f"{place}: busbw = {busbw:g}: expected {factor:g} times algbw = {algbw:g} for {operation} among {n_ranks} "
-            "ranks; correct operation or n_ranks"
-        )
+@dataclass(frozen=True)
+class _Run:
+    """Contents of an output's header."""
+
+    operation: str
+    n_ranks: int
+    n_hosts: int
+    n_reps: int | None = None
+
+    def timing(
+        self, nbytes: float, micros: float, rates: Sequence[float], dtype: str, variant: str, place: str
+    ) -> Timing:
+        """Return the timing of a row with these `rates`, algbw and busbw."""
+        operation, n, (algbw, busbw) = self.operation, self.n_ranks, rates
+        timing = Timing("nccl-tests", operation, n, nbytes, micros * 1e-6, variant=variant, place=place)
+        if not is_bus(factor := bus_factor(operation, n), algbw, busbw):
+            raise ConfigError(
+                f"{place}: busbw = {busbw:g}: expected {factor:g} times algbw = {algbw:g} for {operation} among {n} "
+                "ranks; correct operation or n_ranks"
+            )
+        return replace(timing, n_hosts=self.n_hosts, n_reps=self.n_reps, dtype=DTYPES.get(dtype, dtype))
 
 
 #: header of a CSV file
@@ -169,10 +179,7 @@ def csv_rows(source: SourceText) -> Iterator[Node]:
 
 
 def rccl_timing(row: Node, operation: str | None, n_ranks: int | None) -> Timing:
-    """Return the timing of a row.
-
-    Raises ConfigError for wrong results, an unsupported operation, or a bus bandwidth of another number of ranks.
-    """
+    """Return the timing of a row."""
     if isinstance(row.value, dict):
         row = Node({key.lower(): value for key, value in row.value.items()}, row.place)
     name = row["name"].text()
@@ -191,19 +198,9 @@ def rccl_timing(row: Node, operation: str | None, n_ranks: int | None) -> Timing
     nbytes = row["size"].nonnegative()
     if n > 1 and abs(algbw * micros * 1e3 / n - nbytes) < 0.01 * nbytes:
         nbytes *= n  # received bytes, the only ones in the output for reduce-scatters until 2025
-    hosts = n_hosts if n_hosts > 1 or row.has("gpus") else 0
-    dtype, place = DTYPES.get(row["type"].text(), row["type"].text()), row.place.rstrip(": ")
+    run = _Run(operation, n, n_hosts if n == ranks[0] and (n_hosts > 1 or row.has("gpus")) else 0)
     variant = "in-place" if row["inplace"].number() else "out-of-place"
-    hosts = hosts if n == ranks[0] else 0
-    timing = Timing("nccl-tests", operation, n, nbytes, micros * 1e-6, n_hosts=hosts, variant=variant, place=place)
-    check_bus(timing, algbw, busbw)
-    return replace(timing, dtype=dtype)
-
-
-def is_rccl(document: Node) -> bool:
-    """Return whether a JSON value is a row of rccl-tests, or a list of them."""
-    first = document.value[0] if isinstance(document.value, list) and document.value else document.value
-    return isinstance(first, dict) and "busBw" in first
+    return run.timing(nbytes, micros, (algbw, busbw), row["type"].text(), variant, row.place.rstrip(": "))
 
 
 _PROGRAM = re.compile(r"\b(\w+)_perf\b")
@@ -215,20 +212,6 @@ _TYPES = re.compile(
 
 #: minimum of the 32 spaces printed for a variant that was not run (util.cu, writeBenchMarkLineNullBody)
 _BLANK = 24
-
-
-@dataclass(frozen=True)
-class _Run:
-    """Contents of an output's header."""
-
-    operation: str
-    n_ranks: int
-    n_hosts: int
-    n_reps: int | None
-
-    def timing(self, nbytes: float, seconds: float, dtype: str, variant: str, place: str) -> Timing:
-        timing = Timing("nccl-tests", self.operation, self.n_ranks, nbytes, seconds, variant=variant, place=place)
-        return replace(timing, n_hosts=self.n_hosts, n_reps=self.n_reps, dtype=DTYPES.get(dtype, dtype))
 
 
 @checked
@@ -262,9 +245,13 @@ def read_nccl_tests(
         for table in _tables(source, left_out):
             run = _run(source, table, operation, n_ranks)
             for row in table.rows:
-                for variant in row.times:
+                for variant, cells in row.times.items():
                     with left_out:
-                        rows.append(_timing(source, row, run, variant))
+                        nbytes = nonnegative_number(source, row.line, row.about["size"], "size")
+                        micros = positive_number(source, row.line, cells["time"], "time")
+                        rates = [nonnegative_number(source, row.line, cells[key], key) for key in ("algbw", "busbw")]
+                        place = f"{source.path}:{row.line}"
+                        rows.append(run.timing(nbytes, micros, rates, row.about["type"], variant, place))
     left_out.tell(rows, source, "no rows of nccl-tests (size, count, type, ..., busbw) found; did the run fail?")
     return tuple(rows)
 
@@ -349,7 +336,7 @@ def _row(source: SourceText, number: int, line: str, columns: list[str], in_plac
             raise source.error(number, f"{wrong} wrong values ({variant}); the run is invalid, repeat it")
     # cells of operations without an in-place form are empty
     times = {variant: cells for variant, cells in times.items() if cells["time"] != "N/A"}
-    return Row(number, words, dict(zip(columns[: starts[0]], words, strict=False)), times)
+    return Row(number, dict(zip(columns[: starts[0]], words, strict=False)), times)
 
 
 def _run(source: SourceText, table: Table, operation: str | None, n_ranks: int | None) -> _Run:
@@ -361,9 +348,8 @@ def _run(source: SourceText, table: Table, operation: str | None, n_ranks: int |
     if not ranks:
         fitting = suggested(table)
         hint = f" (busbw / algbw is that of {' or '.join(fitting)})" if fitting else ""
-        raise source.error(
-            line, f"the number of ranks is unknown, because there are no '# Rank' lines{hint}; set n_ranks (--ranks)"
-        )
+        what = f"the number of ranks is unknown, because there are no '# Rank' lines{hint}"
+        raise source.error(line, f"{what}; set n_ranks (--ranks)")
     if operation is not None and operation == table.operation and not (table.is_head or fits(table, operation, ranks)):
         operation = None  # documents show commands, and the output of one of them
     if operation is None:
@@ -374,11 +360,8 @@ def _run(source: SourceText, table: Table, operation: str | None, n_ranks: int |
             fitting = named
         if len(fitting) != 1:
             operations = " and ".join(fitting) if fitting else f"no operation among {ranks} ranks"
-            raise source.error(
-                line,
-                f"the name of the program is missing, and the rows are consistent with {operations}; set operation "
-                "(--operation)",
-            )
+            what = f"the name of the program is missing, and the rows are consistent with {operations}"
+            raise source.error(line, f"{what}; set operation (--operation)")
         operation = fitting[0]
     return _Run(operation, ranks, n_hosts if ranks == listed else 0, table.n_reps)
 
@@ -399,23 +382,13 @@ def _listed(table: Table) -> tuple[int, int]:
     return n_ranks, len(set(host_of.values())) if inside else 0
 
 
-def _timing(source: SourceText, row: Row, run: _Run, variant: str) -> Timing:
-    cells = row.times[variant]
-    nbytes = nonnegative_number(source, row.line, row.words[0], "size")
-    seconds = positive_number(source, row.line, cells["time"], "time") * 1e-6
-    timing = run.timing(nbytes, seconds, row.words[2], variant, f"{source.path}:{row.line}")
-    algbw, busbw = (nonnegative_number(source, row.line, cells[name], name) for name in ("algbw", "busbw"))
-    check_bus(timing, algbw, busbw)
-    return timing
-
-
 def _read_json(
     source: SourceText, root: Node, operation: str | None, n_ranks: int | None, left_out: LeftOut
 ) -> list[Timing]:
     """Return the timings of a run, or of rccl-tests' rows."""
-    rows = list[Timing]()
-    if is_rccl(root):
-        for row in root.items() if isinstance(root.value, list) else [root]:
+    rows, listed = list[Timing](), root.items() if isinstance(root.value, list) and root.value else [root]
+    if isinstance(listed[0].value, dict) and "busBw" in listed[0].value:
+        for row in listed:
             with left_out:
                 rows.append(rccl_timing(row, operation, n_ranks))
         return rows
@@ -423,12 +396,11 @@ def _read_json(
         match = _PROGRAM.search(" ".join(arg.text() for arg in root["args"].items()))
         operation = _operation(source, None, match[1]) if match and match[1] in PROGRAMS else None
     if operation is None:
-        raise source.error(
-            None, "the name of the program (args with all_reduce_perf or similar) is missing; set operation"
-        )
+        what = "the name of the program (args with all_reduce_perf or similar) is missing"
+        raise source.error(None, f"{what}; set operation")
     config = root["config"] if root.has("config") else Node({}, root.place)
     n_reps = config["iterations"].count() if config.has("iterations") else None
-    hosts = next(iter(_json_groups(config).values()), []) if config.has("devices") else []
+    hosts = _json_hosts(config) if config.has("devices") else []
     if not (n_ranks or hosts):
         raise source.error(None, "the number of ranks (config.devices) is missing; set n_ranks (--ranks)")
     n_hosts = len(set(hosts)) if n_ranks in (None, len(hosts)) else 0
@@ -443,8 +415,8 @@ def _read_json(
     return rows
 
 
-def _json_groups(config: Node) -> dict[str, list[str]]:
-    """Return the host of each rank, by communicator.
+def _json_hosts(config: Node) -> list[str]:
+    """Return the host of each rank of the first communicator.
 
     If a process has several GPUs, only the first is listed (util.cu, parseRankInfo) and represents all of them.
     """
@@ -455,12 +427,9 @@ def _json_groups(config: Node) -> dict[str, list[str]]:
     numbers = [device["rank"].number() for device in devices]
     if per_process > 1 and len(numbers) > 1 and numbers[1] - numbers[0] == 1:
         per_process = 1  # all are listed
-    groups: dict[str, list[str]] = {}
-    for device in devices:
-        group = str(device["group"].number()) if device.has("group") else "0"
-        host = device["hostname"].text() if device.has("hostname") else ""
-        groups.setdefault(group, []).extend([host] * per_process)
-    return groups
+    groups = [device["group"].number() if device.has("group") else 0.0 for device in devices]
+    hosts = [device["hostname"].text() if device.has("hostname") else "" for device in devices]
+    return [host for group, host in zip(groups, hosts, strict=True) if group == groups[0] for _ in range(per_process)]
 
 
 def _json_row(result: Node, key: str, variant: str, run: _Run) -> Timing:
@@ -469,14 +438,11 @@ def _json_row(result: Node, key: str, variant: str, run: _Run) -> Timing:
         raise body.error("contains CPU times (cpu_time); measure again without -C 1")
     if body.has("nwrong") and body["nwrong"].number() > 0:
         raise body.error(f"{body['nwrong'].number():g} wrong values; the run is invalid, repeat it")
-    seconds, low, high = body["time"].positive() * 1e-6, None, None
-    if result.has(f"{key}_per_iter"):  # with per-iteration timing, use the median
-        each = result[f"{key}_per_iter"]
-        seconds = each["p50_us"].positive() * 1e-6
-        low, high = each["min_us"].positive() * 1e-6, each["max_us"].positive() * 1e-6
-    nbytes, dtype = result["size"].nonnegative(), result["type"].text()
-    timing = run.timing(nbytes, seconds, dtype, variant, body.place)
-    if low is not None:
-        timing = replace(timing, statistic="median", min_s=low, max_s=high)
-    check_bus(timing, body["alg_bw"].number(), body["bus_bw"].number())
-    return timing
+    micros, nbytes, dtype = body["time"].positive(), result["size"].nonnegative(), result["type"].text()
+    rates = body["alg_bw"].number(), body["bus_bw"].number()
+    timing = run.timing(nbytes, micros, rates, dtype, variant, body.place)
+    if not result.has(f"{key}_per_iter"):
+        return timing
+    each = result[f"{key}_per_iter"]  # with per-iteration timing, use the median
+    median, low, high = (each[name].positive() * 1e-6 for name in ("p50_us", "min_us", "max_us"))
+    return replace(timing, seconds=median, statistic="median", min_s=low, max_s=high)

@@ -12,6 +12,7 @@ number of GPUs, are arguments.
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from pathlib import Path
 
 from ddlsim.arguments import Count, checked
@@ -74,9 +75,9 @@ def read_nccl_topology(
         raise root.error("the file has the speeds of all NICs; remove nic_bandwidth")
     latencies = nonnegative(pcie_latency, "time", "pcie_latency"), nonnegative(nvlink_latency, "time", "nvlink_latency")
     reader = PciTree(*latencies, nic, virtual_nics)
-    hosts: dict[str, list[Element]] = {}
+    hosts: dict[str, list[Element]] = defaultdict(list)
     for cpu in root.find("cpu"):
-        hosts.setdefault(cpu.get("host_hash", ""), []).append(cpu)
+        hosts[cpu.get("host_hash", "")].append(cpu)
     machines = [reader.machine(cpus) for cpus in hosts.values()]
     if not any(machine.gpus for machine in machines):
         classless = len(_classless(root))
@@ -96,16 +97,13 @@ def read_nccl_topology(
 
 def _known_tags(root: Element, ignore_unknown: bool) -> list[str]:
     """Raise an error for elements unknown to NCCL, or count them; their connections would be lost silently."""
-    unknown: dict[str, int] = {}
-    for element in walk(root):
-        for child in element.children:
-            if element.tag in _TAGS and child.tag not in _TAGS[element.tag]:
-                if not ignore_unknown:
-                    known = ", ".join(sorted(_TAGS[element.tag])) or "none"
-                    hint = f"known elements in <{element.tag}>: {known}"
-                    raise child.error(f"unknown element; {hint}; set ignore_unknown=True (--ignore-unknown) to skip it")
-                unknown[child.tag] = unknown.get(child.tag, 0) + 1
-    notes = [f"skipped {n} <{tag}>, which NCCL does not define" for tag, n in unknown.items()]
+    pairs = ((element.tag, child) for element in walk(root) if element.tag in _TAGS for child in element.children)
+    unknown = [(tag, child) for tag, child in pairs if child.tag not in _TAGS[tag]]
+    for tag, child in unknown if not ignore_unknown else ():
+        hint = f"known elements in <{tag}>: {', '.join(sorted(_TAGS[tag])) or 'none'}"
+        raise child.error(f"unknown element; {hint}; set ignore_unknown=True (--ignore-unknown) to skip it")
+    counts = Counter(child.tag for _, child in unknown)
+    notes = [f"skipped {n} <{tag}>, which NCCL does not define" for tag, n in counts.items()]
     for note in notes:
         warn(f"{root.source.path}: {note}")
     return notes
@@ -127,7 +125,12 @@ def _complete(root: Element, n_gpus: int | None) -> int:
             raise root.error(f"n_gpus = {n_gpus} exceeds the {len(classless)} <pci> without class; lower it")
         for place, leaf in enumerate(classless):
             leaf.attributes["class"] = GPU_CLASSES[0] if place < n_gpus else NIC_CLASS
-    gpus = [leaf for leaf in leaves if leaf.get("class", "").startswith(GPU_CLASSES) and _computes(leaf)]
+    gpus = []
+    for leaf in leaves:  # displays do not count, as far as the file identifies them
+        words = [leaf.get(name, "").lower().removeprefix("0x") for name in ("class", "vendor", "device")]
+        is_known = all(re.fullmatch("[0-9a-f]{4,6}", word) for word in words)
+        if leaf.get("class", "").startswith(GPU_CLASSES) and (not is_known or computes(*words)):
+            gpus.append(leaf)
     for number, leaf in enumerate(sorted(gpus, key=lambda leaf: bus_id(leaf["busid"]))):
         leaf.children.append(Element(leaf.source, leaf.line, "gpu", {"dev": str(number)}))
     for leaf in leaves:
@@ -136,9 +139,3 @@ def _complete(root: Element, n_gpus: int | None) -> int:
             nic.children.append(Element(leaf.source, leaf.line, "net", {"name": bus_id(leaf["busid"])}))
             leaf.children.append(nic)
     return len(gpus)
-
-
-def _computes(pci: Element) -> bool:
-    """Return whether a device of a GPU's class is not a display, as far as the file identifies it."""
-    words = [pci.get(name, "").lower().removeprefix("0x") for name in ("class", "vendor", "device")]
-    return not all(re.fullmatch("[0-9a-f]{4,6}", word) for word in words) or computes(*words)

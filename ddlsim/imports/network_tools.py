@@ -99,8 +99,6 @@ def _printed_row(
     n_streams = len({m[1] for _, m in totals if m[1] != "SUM"})
     seconds = float(total[4]) - float(total[3])
     nbytes = positive_number(source, number, total[5], "Transfer") * 1024.0 ** " KMGT".index(total[6] or " ")
-    if seconds <= 0:
-        raise source.entry_error(number, "the duration is zero; repeat the measurement")
     direction = "from server" if (way == "R" or (reverse and not way)) else "to server"
     return _stream(n_ways > 1, nbytes, seconds, direction, n_streams, f"{source.path}:{number}")
 

@@ -74,9 +74,8 @@ def read_nvidia_smi(
     source = read_text(path, log=True)
     n_links, speed = _listed_links(source)
     if speed is not None and nvlink_bandwidth is not None:
-        raise source.error(
-            None, "the file has the speed of the NVLinks (nvidia-smi nvlink -s); remove nvlink_bandwidth"
-        )
+        what = "the file has the speed of the NVLinks (nvidia-smi nvlink -s)"
+        raise source.error(None, f"{what}; remove nvlink_bandwidth")
     nvlink_bandwidth = speed if nvlink_bandwidth is None else nvlink_bandwidth
     has_matrix = any(_HEADING.match(line) for _, line in source.lines())
     matrix = _read(source) if has_matrix or not n_links else _assumed(source, n_links, nvswitch)
@@ -112,13 +111,18 @@ def _read(source: SourceText) -> _Matrix:
             if len(words) < 1 + len(names):
                 raise source.error(number, f"has {len(words) - 1} of {len(names)} entries; is the matrix complete?")
             for name, cell in zip(names, words[1:], strict=False):
-                cells[words[0], name] = _checked(source, number, words[0], name, cell)
+                if (words[0] == name) != (cell == "X"):
+                    raise source.error(
+                        number, f"{words[0]} - {name} is {cell}; X must be on the diagonal, and only there"
+                    )
+                if cell != "X" and cell not in _KINDS and not re.fullmatch(r"NV[1-9][0-9]?", cell):
+                    raise source.error(number, f"{words[0]} - {name} is {cell!r}; must be NV#, {', '.join(_KINDS)}")
+                cells[words[0], name] = cell
             if words[0].startswith("GPU"):
                 affinity[words[0]] = words[1 + len(names)] if len(words) > 1 + len(names) else ""
     if not names:
-        raise source.error(
-            None, "no matrix found (a line GPU0 GPU1 ... CPU Affinity); save the output of nvidia-smi topo -m"
-        )
+        hint = "save the output of nvidia-smi topo -m"
+        raise source.error(None, f"no matrix found (a line GPU0 GPU1 ... CPU Affinity); {hint}")
     for name in names:
         if name not in rows:
             raise source.error(None, f"the row of {name} is missing; is the matrix complete?")
@@ -157,14 +161,6 @@ def _assumed(source: SourceText, n_links: dict[str, int], nvswitch: bool | None)
     return _Matrix(source, names, cells, dict.fromkeys(names, ""))
 
 
-def _checked(source: SourceText, number: int, row: str, column: str, cell: str) -> str:
-    if (row == column) != (cell == "X"):
-        raise source.error(number, f"{row} - {column} is {cell}; X must be on the diagonal, and only there")
-    if cell != "X" and cell not in _KINDS and not re.fullmatch(r"NV[1-9][0-9]?", cell):
-        raise source.error(number, f"{row} - {column} is {cell!r}; must be NV#, {', '.join(_KINDS)}")
-    return cell
-
-
 def _label(name: str) -> str:
     return name.lower() if name.startswith("GPU") else f"nic-{name}"
 
@@ -184,7 +180,10 @@ def _add_pcie(matrix: _Matrix, machine: Machine, bandwidth: float, latency: floa
     """Add CPUs, bridges and NICs: devices below a bridge (PIX), bridges below a bridge (PXB), and these below a CPU."""
     kinds = (("PIX",), ("PIX", "PXB"), ("PIX", "PXB", "PHB", "NODE"))
     low, high, same_cpu = ([pair for pair, cell in matrix.cells.items() if cell in among] for among in kinds)
-    same_cpu += [pair for pair in itertools.combinations(matrix.gpus(), 2) if _near(matrix, *pair)]
+    for a, b in itertools.combinations(matrix.gpus(), 2):  # NVLinks hide the PCIe connection
+        ends = matrix.affinity[a], matrix.affinity[b]
+        if matrix.bond(a, b) and (ends[0] == ends[1] or not {"", "N/A"}.isdisjoint(ends)):
+            same_cpu.append((a, b))
     machine.switches += [_label(name) for name in matrix.names if not name.startswith("GPU")]
     above: dict[str, str] = {}
     for number, members in enumerate(_groups(matrix.names, same_cpu)):
@@ -201,13 +200,6 @@ def _add_pcie(matrix: _Matrix, machine: Machine, bandwidth: float, latency: floa
             machine.links.append((bridge, above[members[0]], "pcie", bandwidth, latency))
             above.update(dict.fromkeys(members, bridge))
     machine.links += [(_label(name), above[name], "pcie", bandwidth, latency) for name in matrix.names]
-
-
-def _near(matrix: _Matrix, a: str, b: str) -> bool:
-    """Return whether two GPUs, whose NVLinks hide their PCIe connection, can be assumed to have the same CPU."""
-    unknown = ("", "N/A")
-    ends = matrix.affinity[a], matrix.affinity[b]
-    return matrix.bond(a, b) > 0 and (ends[0] == ends[1] or ends[0] in unknown or ends[1] in unknown)
 
 
 def _add_nvlinks(

@@ -105,10 +105,11 @@ def _row(source: SourceText, number: int, words: list[str], section: _Section, n
     if ranks is None:
         raise source.error(number, f"OSU does not print the number of processes of {section.title!r}; set n_ranks")
     size = 0.0 if section.operation == "barrier" else nonnegative_number(source, number, words[0], "Size")
-    micro = {
-        name: positive_number(source, number, cells[column], column) * 1e-6
-        for name, column in _time_columns(columns).items()
-    }
+    micro: dict[str, float] = {}
+    for column in columns:
+        kind = next((kind for kind in ("min", "max") if column.lower().startswith(kind)), "avg")
+        if column.endswith("(us)") and kind not in micro:
+            micro[kind] = positive_number(source, number, cells[column], column) * 1e-6
     rate = next((column for column in columns if column.endswith(("MB/s", "(MB/s)"))), None)
     if rate is not None:  # of all pairs together; "bidirectional": also of both directions
         total = size * section.n_pairs * (2 if section.operation == "bidirectional" else 1)
@@ -122,13 +123,3 @@ def _row(source: SourceText, number: int, words: list[str], section: _Section, n
     low, high, place = micro.get("min"), micro.get("max"), f"{source.path}:{number}"
     timing = Timing("osu", section.operation, ranks, nbytes, micro["avg"], n_reps=n_reps, variant=variant, place=place)
     return replace(timing, min_s=low, max_s=high)
-
-
-def _time_columns(columns: tuple[str, ...]) -> dict[str, str]:
-    """Return "avg", "min", "max" -> the column in microseconds."""
-    found: dict[str, str] = {}
-    for column in columns:
-        if column.endswith("(us)"):
-            kind = next((kind for kind in ("min", "max") if column.lower().startswith(kind)), "avg")
-            found.setdefault(kind, column)
-    return found

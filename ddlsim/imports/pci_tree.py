@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from ddlsim.imports.machines import Machine
 from ddlsim.imports.text import warn
 from ddlsim.imports.xml_tree import Element, walk
+from ddlsim.units import as_number
 
 #: vendor -> ranges (first, last) of displays that cannot compute. NVIDIA: before G80 (CUDA), and in chipsets (nForce,
 #: MCP); AMD: parts of processors, on-board displays (Rage to R500), GPUs before GCN
@@ -149,27 +150,25 @@ class PciTree:
                     machine.links.append((a, b, "pcie", _INSIDE, 0.0))
 
     def _nic(self, machine: Machine, nic: Element, above: str, place: str, bandwidth: float | None) -> None:
-        nets = [net for net in nic.find("net") if self._is_new(net)]
+        nets = []
+        for net in nic.find("net"):
+            port = net.get("name", ""), net.get("guid", ""), net.get("port", "")
+            is_new = not port[0] or port not in self._nets  # NCCL lists those without a CPU under all CPUs
+            if is_new and (self.virtual_nics or not _VIRTUAL.fullmatch(port[0])):
+                nets.append(net)
+            self._nets.add(port)
         if not nets:
             return
         name = f"nic-{nets[0].get('name', place)}"
         if name in machine.switches:
             name = f"{name}-{place}"
-        speeds = [speed for net in nets if (speed := self._net_speed(net)) is not None]
+        speeds = [net.integer("speed") * 1e6 / 8 if has_speed(net) else self.nic_bandwidth or 0.0 for net in nets]
+        speeds = [speed for speed in speeds if speed]
         machine.switches.append(name)
         if bandwidth is None and not speeds:  # outside the PCIe tree, as fast as its ports
             raise nets[0].error("the speed (Mbit/s) is missing; set nic_bandwidth (--set nic_bandwidth=...)")
         machine.links.append((name, above, "pcie", bandwidth or sum(speeds), self.pcie_latency))
         machine.ports += [(name, speed) for speed in speeds]
-
-    def _is_new(self, net: Element) -> bool:
-        """Return whether an interface is new and not virtual: NCCL lists those without a CPU under all CPUs."""
-        name = net.get("name", "")
-        port = name, net.get("guid", ""), net.get("port", "")
-        if name and port in self._nets:
-            return False
-        self._nets.add(port)
-        return self.virtual_nics or not _VIRTUAL.fullmatch(name)
 
     def _pcie_bandwidth(self, pci: Element) -> float:
         """Return the bandwidth of the link above this device in bytes/s: lanes * rate (topo.cc, ncclTopoAddPci)."""
@@ -179,10 +178,7 @@ class PciTree:
         if width and not re.fullmatch(r"[0-9]{1,3}", width):
             raise pci.error(f"link_width = {width!r} is not a number of lanes")
         text = pci.get("link_speed", "").strip()
-        try:
-            rate = float(text.split()[0]) if text else 0.0
-        except ValueError:
-            rate = 0.0
+        rate = as_number(text.partition(" ")[0])
         if rate not in _PCIE:
             device = pci.get("busid", "?")
             self.notes.append(f"unknown link speed of {device} ({text!r}); assuming 8 GT/s, as NCCL does")
@@ -196,14 +192,15 @@ class PciTree:
             )
         return bandwidth
 
-    def _net_speed(self, net: Element) -> float | None:
-        """Return the speed of a NIC in bytes/s (the file has Mbit/s); None if neither file nor caller specifies it."""
-        return net.integer("speed") * 1e6 / 8 if has_speed(net) else self.nic_bandwidth
-
     def _nvlinks(self, machine: Machine, gpus: dict[str, tuple[str, Element]]) -> None:
         """Add the NVLinks and xGMI links, between GPUs or to one crossbar, and C2C links to the CPU."""
         pairs: dict[tuple[str, str], tuple[str, float]] = {}
+        above = {a: b for a, b, kind, _, _ in machine.links if kind == "pcie"}
         for name, gpu in gpus.values():
+            capability, cpu = gpu.integer("sm", 0), name
+            nvlink = next((bandwidth for least, bandwidth in _NVLINK if capability >= least), 20.0) * 1e9
+            while cpu not in machine.cpus:
+                cpu = above[cpu]
             for link in gpu.find("nvlink", "xgmi"):
                 other = gpus.get(bus_id(link["target"]))
                 if other is None and link.get("tclass", "").startswith(GPU_CLASSES):
@@ -217,14 +214,14 @@ class PciTree:
                 if RATE in link.attributes:
                     one = float(link[RATE])
                 else:
-                    one = self._xgmi_bandwidth(gpu) if link.tag == "xgmi" else _nvlink_bandwidth(gpu)
+                    one = self._xgmi_bandwidth(gpu) if link.tag == "xgmi" else nvlink
                 count = link.integer("count")
                 if count < 1:
                     raise link.error(f"count = {count} must be at least 1; remove the element")
                 pairs[name, peer] = (link.tag, pairs.get((name, peer), ("", 0.0))[1] + count * one)
             for link in gpu.find("c2c"):
                 bandwidth = link.integer("bw") * link.integer("count") * 1e6
-                machine.links.append((name, _cpu_of(machine, name), "c2c", bandwidth, self.nvlink_latency))
+                machine.links.append((name, cpu, "c2c", bandwidth, self.nvlink_latency))
         for (a, b), (kind, bandwidth) in pairs.items():
             if b == "nvswitch" and b not in machine.switches:
                 machine.switches.append(b)
@@ -258,18 +255,6 @@ def _leads_somewhere(element: Element) -> bool:
 def bus_id(text: str) -> str:
     """Normalise a PCI address: 0000:08:00.0 (NVML writes eight digits of domain)."""
     return text.strip().lower()[-12:]
-
-
-def _cpu_of(machine: Machine, name: str) -> str:
-    above = {a: b for a, b, kind, _, _ in machine.links if kind == "pcie"}
-    while name not in machine.cpus:
-        name = above[name]
-    return name
-
-
-def _nvlink_bandwidth(gpu: Element) -> float:
-    capability = gpu.integer("sm", 0)
-    return next((bandwidth for least, bandwidth in _NVLINK if capability >= least), 20.0) * 1e9
 
 
 def _socket_bandwidth(cpu: Element) -> float:

@@ -101,14 +101,10 @@ def read_rocm_smi(
 
 def _read(source: SourceText) -> _Tables:
     tables = _Tables(source)
-    if source.text.lstrip().startswith("{"):
-        _read_pairs(tables)
-    else:
-        _read_tables(tables)
+    (_read_pairs if source.text.lstrip().startswith("{") else _read_tables)(tables)
     if not tables.links and len(tables.gpus) != 1:
-        raise source.error(
-            None, "no table of link types found; save the output of rocm-smi --showtopo (with or without --json)"
-        )
+        hint = "save the output of rocm-smi --showtopo (with or without --json)"
+        raise source.error(None, f"no table of link types found; {hint}")
     for pair in itertools.combinations(sorted(tables.gpus), 2):
         kind, hops = tables.links.get(pair), tables.hops.get(pair, "1")
         if kind not in ("XGMI", "PCIE") or not re.fullmatch(r"[0-9]{1,3}|N/A", hops):
@@ -138,16 +134,14 @@ def _read_tables(tables: _Tables) -> None:
 def _read_pairs(tables: _Tables) -> None:
     """Read ``--json``: pairs under "system" (one half of each table), NUMA nodes under "card0", "card1", ..."""
     root = parse_json(tables.source)
-    names = list(root.value) if isinstance(root.value, dict) else []
-    for name in names:
-        card = re.fullmatch(r"card([0-9]{1,4})", name)
-        if card and "(Topology)" in str(root[name].value):
+    for name in root.value if isinstance(root.value, dict) else ():
+        part = root[name]
+        if (card := re.fullmatch(r"card([0-9]{1,4})", name)) and "(Topology)" in str(part.value):
             tables.gpus.add(int(card[1]))
-            if root[name].has("(Topology) Numa Node"):
-                tables.numa[int(card[1])] = round(root[name]["(Topology) Numa Node"].number())
-        elif name == "system":
-            pairs = root[name].value
-            for key, value in (pairs if isinstance(pairs, dict) else {}).items():
+            if part.has("(Topology) Numa Node"):
+                tables.numa[int(card[1])] = round(part["(Topology) Numa Node"].number())
+        elif name == "system" and isinstance(part.value, dict):
+            for key, value in part.value.items():
                 if match := _PAIR.fullmatch(key):
                     title = _LINKS if match[1].lower() == "link type" else _HOPS
                     tables.add(None, title, int(match[2]), int(match[3]), str(value))

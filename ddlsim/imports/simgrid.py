@@ -29,16 +29,12 @@ FASTEST = 1e30
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Z": 1e21, "Y": 1e24}
 _BINARY = {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTPE", start=1)}
 _WORDS = {"kilo": 1e3, "mega": 1e6, "giga": 1e9, "tera": 1e12, "peta": 1e15, "exa": 1e18, "zetta": 1e21, "yotta": 1e24}
-_RATES = {
-    f"{prefix}{unit}": factor * size
-    for unit, size in (("Bps", 1.0), ("bps", 0.125))
-    for prefix, factor in (_DECIMAL | _BINARY).items()
-}
+_RATES = {f"{prefix}Bps": factor for prefix, factor in (_DECIMAL | _BINARY).items()}
+_RATES |= {f"{prefix}bps": 0.125 * factor for prefix, factor in (_DECIMAL | _BINARY).items()}
 _TIMES = {"ps": 1e-12, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}
 _TIMES |= {"h": 3600.0, "d": 86400.0, "w": 604800.0}
-_SPEEDS = {f"{prefix}f": factor for prefix, factor in _DECIMAL.items()} | {
-    f"{word}flops": factor for word, factor in (_WORDS | {"": 1.0}).items()
-}
+_SPEEDS = {f"{prefix}f": factor for prefix, factor in _DECIMAL.items()}
+_SPEEDS |= {f"{word}flops": factor for word, factor in (_WORDS | {"": 1.0}).items()}
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -310,11 +306,7 @@ class _Platform:
 
 
 def zones_cluster(outer: Element) -> Cluster:
-    """Return the cluster of everything in the zone `outer`, with the routes between its hosts.
-
-    Raises ConfigError with file, line and reason for unsupported elements and routings, and for missing links, hosts
-    and gateways.
-    """
+    """Return the cluster of everything in the zone `outer`, with the routes between its hosts."""
     platform = _Platform()
     root = _read_zone(platform, outer, [])
     off = set(platform.off)
@@ -345,10 +337,9 @@ def zones_cluster(outer: Element) -> Cluster:
 
 
 def _read_zone(platform: _Platform, element: Element, parents: list[_Zone]) -> _Zone:
-    zone = _Zone(element, element["routing"])
-    if zone.routing not in ("Full", "Cluster", *_SHORTEST):
-        known = ", ".join(("Full", "Cluster", *_SHORTEST))
-        raise element.error(f"routing = {zone.routing!r} is not supported; known: {known}")
+    zone, known = _Zone(element, element["routing"]), ("Full", "Cluster", *_SHORTEST)
+    if zone.routing not in known:
+        raise element.error(f"routing = {zone.routing!r} is not supported; known: {', '.join(known)}")
     within = [*parents, zone]
     for child in element.children:
         if child.tag in ZONES:
@@ -359,17 +350,18 @@ def _read_zone(platform: _Platform, element: Element, parents: list[_Zone]) -> _
             zone.inner[child["id"]] = _read_cluster(platform, child, within)
         elif child.tag in ("host", "router"):
             _add_point(platform, child, child["id"], within, _speed(child) if child.tag == "host" else None)
-            _note_state(platform, child)
-        elif child.tag == "link":
+        elif child.tag in ("link", "backbone"):
             _add_link(platform, child, child["id"], "bandwidth", "latency")
-            _note_state(platform, child)
-        elif child.tag == "backbone":
-            _add_link(platform, child, child["id"], "bandwidth", "latency")
-            zone.backbone = (_Half(child["id"], ""),)
+            zone.backbone = (_Half(child["id"], ""),) if child.tag == "backbone" else zone.backbone
         elif child.tag not in (*_ROUTES, *_IGNORED, "route", "host_link"):
             raise child.error(
                 "is not supported; describe the platform with zones, hosts, links and routes, or clusters"
             )
+        if child.tag in ("host", "router", "link"):
+            state = child.get("state", "ON").upper()  # in platforms of version 3
+            if state not in ("ON", "OFF"):
+                raise child.error(f"state = {state!r} must be ON or OFF")
+            platform.off += [child["id"]] if state == "OFF" else []
     for child in element.find("host_link"):
         up, down = (_half(platform, child, child[side], "") for side in ("up", "down"))
         zone.private[child["id"]] = ((up,), (down,))
@@ -387,14 +379,6 @@ def _add_point(platform: _Platform, element: Element, name: str, within: list[_Z
         within[-1].router = within[-1].router or name
     else:
         platform.hosts[name] = speed
-
-
-def _note_state(platform: _Platform, element: Element) -> None:
-    state = element.get("state", "ON").upper()  # in platforms of version 3
-    if state not in ("ON", "OFF"):
-        raise element.error(f"state = {state!r} must be ON or OFF")
-    if state == "OFF":
-        platform.off.append(element["id"])
 
 
 def _add_link(platform: _Platform, element: Element, name: str, bandwidth: str, latency: str) -> None:
@@ -449,14 +433,13 @@ def _half(platform: _Platform, element: Element, name: str, direction: str) -> _
 def _add_route(platform: _Platform, zone: _Zone, route: Element) -> None:
     """Add a route between hosts and routers of a zone, or between zones inside it."""
     src, dst = ends = route["src"], route["dst"]
-    leave, enter = gateways = ends if route.tag == "route" else (route["gw_src"], route["gw_dst"])
+    inside = route.tag == "route"
+    leave, enter = gateways = ends if inside else (route["gw_src"], route["gw_dst"])
     for end, gateway in zip(ends, gateways, strict=True):
-        if route.tag == "route":
-            if end not in zone.points:
-                raise route.error(f"{end!r} is not a host or router of this zone; declare it before it is used")
-        elif end not in zone.inner:
-            raise route.error(f"{end!r} is not a zone inside this one; declare it before it is used")
-        elif zone.inner[end] not in platform.home.get(gateway, []):
+        if end not in (zone.points if inside else zone.inner):
+            what = "a host or router of this zone" if inside else "a zone inside this one"
+            raise route.error(f"{end!r} is not {what}; declare it before it is used")
+        if not inside and zone.inner[end] not in platform.home.get(gateway, []):
             raise route.error(f"the gateway {gateway!r} is not in the zone {end!r}; use a host or router of that zone")
     for child in route.children:
         if child.tag != "link_ctn":

@@ -14,7 +14,7 @@ from pathlib import Path
 from ddlsim import plain
 from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError, shown
-from ddlsim.units import LARGEST, in_range
+from ddlsim.units import LARGEST, as_number, in_range
 
 #: tolerated number of invalid characters in a log: this many, and this share of all
 FEW, MOST_BROKEN = 10, 0.01
@@ -88,7 +88,11 @@ class SourceText:
     def lines(self) -> Iterator[tuple[int, str]]:
         """Yield (line number from 1, line) pairs, without launcher prefixes and trailing spaces."""
         for number, line in enumerate(self.text.splitlines(), start=1):
-            yield number, _without_prefix(line).rstrip()
+            line = _COLOUR.sub("", line)
+            for _ in range(3):  # such as a collector's date before a launcher's rank
+                match = _PREFIX.match(line)
+                line = line[match.end() :] if match else line
+            yield number, line.rstrip()
 
     def error(self, line: int | None, reason: str) -> ConfigError:
         """Return an error with `reason` (rule and remedy) at `line`, or for the whole file if `line` is None."""
@@ -100,21 +104,8 @@ class SourceText:
         return EntryError(f"{self.path}:{line}: {reason}")
 
 
-def _without_prefix(line: str) -> str:
-    line = _COLOUR.sub("", line)
-    for _ in range(3):  # such as a collector's date before a launcher's rank
-        match = _PREFIX.match(line)
-        if match is None:
-            break
-        line = line[match.end() :]
-    return line
-
-
 def read_bytes(path: Path) -> bytes:
-    """Return the contents of the file `path`, decompressed if it is gzip.
-
-    Raises :class:`ConfigError` if it cannot be read or exceeds :data:`ddlsim.plain.MAX_NBYTES`.
-    """
+    """Return the contents of the file `path`, decompressed if it is gzip."""
     data = plain.read_bytes(path, "no such file; check the path")
     if data[:2] == b"\x1f\x8b":
         try:
@@ -182,10 +173,9 @@ def positive_number(source: SourceText, line: int, value: str, what: str) -> flo
 
 def nonnegative_number(source: SourceText, line: int, value: str, what: str) -> float:
     """Convert the string `value` to a finite, non-negative float, like :func:`positive_number`."""
-    try:
-        number = float(value)
-    except ValueError:
-        raise source.entry_error(line, f"{what} = {shown(value)} is not a number; is the line complete?") from None
+    number = as_number(value)
+    if number is None:
+        raise source.entry_error(line, f"{what} = {shown(value)} is not a number; is the line complete?")
     if not (number >= 0.0 and in_range(number)):
         rule = f"must be from 0 to {LARGEST:g}"
         raise source.entry_error(line, f"{what} = {shown(value)} {rule}; remove this row")

@@ -13,6 +13,7 @@ from pathlib import Path
 from ddlsim.arguments import Count, checked
 from ddlsim.imports.text import LeftOut, SourceText, positive_number, read_text
 from ddlsim.imports.timing import Timing
+from ddlsim.units import as_number
 
 _RANKS = re.compile(r"n|n?ranks|(?:n|num)?(?:gpus|workers)|gpucount|worldsize")
 _BATCH = ("batch", "batchsize", "perworkerbatch", "batchpergpu", "batchsizepergpu", "localbatch")
@@ -83,12 +84,10 @@ def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tup
     others = [i for i, name in enumerate(plain) if i not in (*ranks, *batches) and not _LABELS.fullmatch(name)]
     for i in others if not rates else ():
         if _QUANTITIES.fullmatch(plain[i]):
-            raise source.error(
-                head_line,
-                f"the column {heading[i]!r} is not a throughput; name the column of throughputs, such as 'images/s', "
-                "or write times as a table of measurements",
-            )
-    series = rates or [i for i in others if any(_is_number(cells[i]) for _, cells in rows if len(cells) > i)]
+            hint = "name the column of throughputs, such as 'images/s', or write times as a table of measurements"
+            raise source.error(head_line, f"the column {heading[i]!r} is not a throughput; {hint}")
+    numeric = {i for _, cells in rows for i, cell in enumerate(cells) if as_number(cell) is not None}
+    series = rates or [i for i in others if i in numeric]
     labels = [i for i in range(len(heading)) if i not in (*ranks, *batches, *series)]
     found, left_out = list[Timing](), LeftOut()
     for number, cells in rows:
@@ -109,13 +108,6 @@ def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tup
                 found.append(Timing("table", "step", n_ranks, 0, seconds, n_samples=samples, variant=variant, place=at))
     left_out.tell(found, source, "the table has a heading but no throughput; add rows")
     return tuple(found)
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        return float(cell) is not None
-    except ValueError:
-        return False
 
 
 def _integer(source: SourceText, line: int, cell: str, column: str) -> int:

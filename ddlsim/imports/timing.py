@@ -77,6 +77,10 @@ class Timing:
 
 
 _BACKENDS = {"nccl-tests": "nccl", "osu": "mpi", "iperf3": "tcp", "ping": "icmp"}
+#: operation, of any tool or of one -> experiment and operation of a measurement
+_EXPERIMENTS = {operation: ("collective", operation) for operation in OPERATIONS["collective"]}
+_EXPERIMENTS |= dict.fromkeys(("p2p", "round_trip", "stream (iperf3)"), ("point_to_point", "one_way"))
+_EXPERIMENTS |= {"bidirectional (iperf3)": ("point_to_point", "both_ways"), "step": ("step", "training")}
 
 
 @checked
@@ -100,7 +104,11 @@ def to_measurements(
 
 
 def _measurement(timing: Timing, n_hosts: int | None, model: str | None, version: str) -> Measurement:
-    experiment, operation = _experiment(timing)
+    known = _EXPERIMENTS.get(timing.operation) or _EXPERIMENTS.get(f"{timing.operation} ({timing.tool})")
+    if known is None:
+        what = f"{timing.operation} ({timing.tool}) cannot be represented in the table of measurements"
+        raise ConfigError(f"{timing.place}: {what}; remove it")
+    experiment, operation = known
     hosts = timing.n_hosts or n_hosts
     if not hosts:
         raise ConfigError(f"{timing.place}: the number of machines is unknown; set n_hosts (--hosts)")
@@ -123,18 +131,3 @@ def _measurement(timing: Timing, n_hosts: int | None, model: str | None, version
     times = timing.seconds, nbytes, timing.min_s, timing.max_s, None, None, repetitions
     about = backend, timing.dtype or "float32", batch, trained, version, note
     return Measurement(experiment, operation, timing.n_ranks, hosts, *times, *about)
-
-
-def _experiment(timing: Timing) -> tuple[str, str]:
-    if timing.operation in OPERATIONS["collective"]:
-        return "collective", timing.operation
-    if timing.operation == "step":
-        return "step", "training"
-    if timing.operation in ("p2p", "round_trip") or (timing.tool, timing.operation) == ("iperf3", "stream"):
-        return "point_to_point", "one_way"
-    if (timing.tool, timing.operation) == ("iperf3", "bidirectional"):
-        return "point_to_point", "both_ways"
-    raise ConfigError(
-        f"{timing.place}: {timing.operation} ({timing.tool}) cannot be represented in the table of measurements; "
-        "remove it"
-    )

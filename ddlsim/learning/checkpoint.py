@@ -45,10 +45,7 @@ class Checkpoint:
 
 
 def write(path: str | Path, checkpoint: Checkpoint, manifest: Mapping[str, object]) -> None:
-    """Write a saved run atomically. `manifest` describes the run, in plain values.
-
-    Raises ConfigError if the file cannot be written, or a value contains something that cannot be saved.
-    """
+    """Write a saved run atomically. `manifest` describes the run, in plain values."""
     replay = checkpoint.replay
     arrays: list[npt.NDArray[np.generic]] = []
     encoder = _Encoder(arrays, {})
@@ -70,10 +67,7 @@ def write(path: str | Path, checkpoint: Checkpoint, manifest: Mapping[str, objec
 
 
 def read(path: str | Path) -> tuple[Checkpoint, dict[str, object]]:
-    """Return a saved run and its manifest.
-
-    Raises ConfigError for a missing or damaged file, another kind of file, and another version of the format.
-    """
+    """Return a saved run and its manifest."""
     try:
         return _read(Path(path))
     except ConfigError:

@@ -109,7 +109,7 @@ class Monitor:
         self._check_replay(now)
         if self.keeps_latest:
             self.latest = self.model(), None if self.optimizer is None else self.optimizer()
-        self.learner.settle(self._values)
+        self.learner.settle(self.replicas or (lambda: [self.model()]))
         reason, due = self._limit(), self._due(now)
         if reason and not due:
             self.mark(reason)  # without the evaluation, which a run that continues would not make
@@ -161,9 +161,6 @@ class Monitor:
     @property
     def _before(self) -> Handover:
         return self.begin or _NOTHING
-
-    def _values(self) -> Sequence[Value[Array]]:
-        return self.replicas() if self.replicas is not None else [self.model()]
 
     def _due(self, now: float) -> bool:
         seconds = self.training.evaluate_seconds

@@ -9,13 +9,8 @@ reference.
 >>> (w - 0.25 * g).read()
 array([0., 0.], dtype=float32)
 
-Lazy evaluation has three advantages. A dropped gradient, such as that of a cancelled straggler, is never computed,
-because nothing refers to it. Gradients at the same parameters are computed as one large batch
-(:mod:`ddlsim.learning.learner`). And a saved run needs only the live values: resuming replays the simulated clock from
-the start, with a :class:`Replay` instead of the arithmetic.
-
-Timing-only runs compute nothing: every operation on :data:`ABSENT` returns ABSENT, so the same strategies work with
-sizes alone.
+The section "Control plane and data plane" of docs/architecture.md explains the purposes of lazy evaluation,
+:class:`Replay` and :data:`ABSENT`.
 
 **A model is its parameters and its running statistics** (of batch normalisation). The value of parameters holds their
 running statistics, and every operation that mixes parameters (arithmetic of values, :meth:`DataPlane.mix`) mixes the

@@ -1,4 +1,8 @@
 """The public names, and where they live: read by type checkers, and by the package when it is imported."""
 
-from .reading import read_measurements as read_measurements, save_measurements as save_measurements
-from .table import OPERATIONS as OPERATIONS, Measurement as Measurement
+from .table import (
+    OPERATIONS as OPERATIONS,
+    Measurement as Measurement,
+    read_measurements as read_measurements,
+    save_measurements as save_measurements,
+)

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -56,21 +57,18 @@ def follow(events: Iterable[Event], tasks: Sequence[Task], budget: float) -> Ite
 
 def summary(task: Task, rows: Sequence[Measurement], n_left: int) -> str:
     """Return a line with the results of a task for its smallest and its largest size."""
-    ends = [rows[0], rows[-1]] if len(rows) > 1 else rows
-    parts = [_step(row) if task.experiment == "step" else _transfer(row) for row in ends]
+    parts = []
+    for row in [rows[0], rows[-1]] if len(rows) > 1 else rows:
+        if task.experiment == "step":
+            parts.append(f"batch {row.batch_size} {row.median_s * 1e3:.4g} ms")
+        elif row.nbytes < 64 * 1024:
+            parts.append(f"{row.nbytes} B {row.median_s * 1e6:.4g} us")
+        else:
+            rate = f"{row.median_s * 1e3:.4g} ms, {row.bandwidth / 1e9:.3g} GB/s"
+            parts.append(f"{row.nbytes / 2**20:.4g} MiB {rate}")
     if n_left:
         parts.append(f"no time left for {n_left} larger size{'s' * (n_left > 1)}")
     return f"{task}: {'; '.join(parts)}"
-
-
-def _step(row: Measurement) -> str:
-    return f"batch {row.batch_size} {row.median_s * 1e3:.4g} ms"
-
-
-def _transfer(row: Measurement) -> str:
-    if row.nbytes < 64 * 1024:
-        return f"{row.nbytes} B {row.median_s * 1e6:.4g} us"
-    return f"{row.nbytes / 2**20:.4g} MiB {row.median_s * 1e3:.4g} ms, {row.bandwidth / 1e9:.3g} GB/s"
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -131,9 +129,9 @@ def measure(
     lacking = transport.lacking() if transport.size > 1 else ()
 
     def set_up() -> _Setup:
-        from ddlsim.measure.reading import open_table
         from ddlsim.measure.runner import make_plan
         from ddlsim.measure.steps import numpy_model, torch_module
+        from ddlsim.measure.table import open_table
 
         trained = [numpy_model(name) for name in model or ()]
         gpu = hosts[: transport.rank].count(transport.host)  # index among the ranks of its host
@@ -219,14 +217,13 @@ def _agreed(transport: Transport, prepare: Callable[[], _Setup]) -> _Setup:
 
 
 def _run(transport: Transport, setup: _Setup, budget: float) -> None:
-    from ddlsim.measure.reading import append
     from ddlsim.measure.runner import crowding, run
+    from ddlsim.measure.table import append
 
     done, crowded = transport.gather(setup.done)[0], crowding(transport)
     events = run(transport, setup.tasks, setup.trained, done, budget)
     if setup.table is None:
-        for _ in events:
-            pass
+        deque(events, maxlen=0)  # the first rank has the rows
         return
     if crowded:
         print(f"warning: {crowded}: ranks wait for a core, which the times include; start fewer ranks", file=sys.stderr)

@@ -39,16 +39,13 @@ class MpiTransport(Transport):
 
     def one_way(self, n_elements: int, peer: int, first: bool) -> Action:
         comm, buffer = self.comm, _buffer(n_elements)
+        begin, finish = (comm.Send, comm.Recv) if first else (comm.Recv, comm.Send)
 
-        def ping() -> None:
-            comm.Send(buffer, peer)
-            comm.Recv(buffer, peer)
+        def round_trip() -> None:
+            begin(buffer, peer)
+            finish(buffer, peer)
 
-        def pong() -> None:
-            comm.Recv(buffer, peer)
-            comm.Send(buffer, peer)
-
-        return ping if first else pong
+        return round_trip
 
     def both_ways(self, n_elements: int, peer: int) -> Action:
         out, into = _buffer(n_elements), _buffer(n_elements)

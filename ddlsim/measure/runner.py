@@ -22,7 +22,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -114,9 +114,6 @@ def make_plan(
     only         experiments to run; empty: all
     models       labels of the trained models, each with all `batch_sizes` (samples per rank)
     lacking      collectives that the library does not support
-
-    Raises ConfigError for an unknown experiment, sizes below one element, models that would not be timed, and
-    for a plan without any task.
     """
     if "kernels" in only:  # measured separately, not as a task
         raise ConfigError(f"--only {','.join(only)}: kernels are measured on one device; use them alone")
@@ -308,7 +305,12 @@ def run(
         trained = by_label.get(task.model)
         backend = transport.compute if task.experiment == "memory" else transport.backend
         backend = trained.backend if trained is not None else backend
-        return _row(task, size, times, backend, transport.version, note)
+        least, low, median, high, most = np.quantile(times, (0.0, 0.25, 0.5, 0.75, 1.0)).tolist()
+        batch, nbytes = (size, 0) if task.experiment == "step" else (0, size)
+        what = task.experiment, task.operation, task.n_ranks, task.n_hosts
+        spread, about = (least, most, low, high, len(times)), (backend, "float32", batch, task.model)
+        version = f"ddlsim {ddlsim.__version__}; {transport.version}"
+        return Measurement(*what, median, nbytes, *spread, *about, version, note)
 
     pending = []
     for task in tasks:
@@ -345,14 +347,6 @@ def _ladder(
         timing = measure(transport, task, work, share, left)
         cost, before = timing.cost, size
         yield Event(task, row(task, size, timing.times))
-
-
-def _row(task: Task, size: int, times: Sequence[float], backend: str, version: str, note: str) -> Measurement:
-    least, low, median, high, most = np.quantile(times, (0.0, 0.25, 0.5, 0.75, 1.0)).tolist()
-    batch, nbytes = (size, 0) if task.experiment == "step" else (0, size)
-    what = task.experiment, task.operation, task.n_ranks, task.n_hosts
-    row = Measurement(*what, median, nbytes, least, most, low, high, len(times), backend, "float32", batch, task.model)
-    return replace(row, version=f"ddlsim {ddlsim.__version__}; {version}", note=note)
 
 
 def crowding(transport: Transport) -> str:

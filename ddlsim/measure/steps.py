@@ -65,7 +65,10 @@ def torch_module(name: str, input_shape: Sequence[int], gpu: int) -> Trained:
     """
     if find_spec("torch") is None:
         raise ConfigError(f"--module {name}: PyTorch is not installed: pip install torch")
-    make = _imported(name)
+    make = imported(name, "--module", "callable")
+    if not callable(make):
+        what = f"is a {type(make).__name__}; must be a function or class that returns a module"
+        raise ConfigError(f"--module {name}: {what}")
     asks = False
     with suppress(TypeError, ValueError):  # a class in C has no signature
         asks = "batch_size" in inspect.signature(make).parameters
@@ -109,16 +112,6 @@ def _torch_step(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], name:
             torch.cuda.synchronize(inputs[0].device)
 
     return train
-
-
-def _imported(name: str) -> Callable[..., object]:
-    found = imported(name, "--module", "callable")
-    if not callable(found):
-        raise ConfigError(
-            f"--module {name}: is a {type(found).__name__}; must be a function or class that returns a module"
-        )
-    function: Callable[..., object] = found
-    return function
 
 
 def _checked(made: object, name: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:

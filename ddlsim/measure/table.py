@@ -1,15 +1,26 @@
-"""`Measurement`: one row of the table of measured times (docs/formats/measurements.md)."""
+"""The table of measured times (docs/formats/measurements.md): its rows, and reading and writing of its files.
+
+Every error of reading has the file, line, field, value and remedy.
+"""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any
 
 from ddlsim.arguments import Rule, checked, integer, number
 from ddlsim.collectives import KINDS
 from ddlsim.errors import ConfigError, shown, unknown_name
-from ddlsim.units import parse
+from ddlsim.output_files import cannot_be_written, check_suffix, guarded, unguarded, write_text
+from ddlsim.plain import check_separator, csv_rows, decoded, read_bytes
+from ddlsim.schema import PLAIN
+from ddlsim.units import as_number, parse
 
 #: experiment -> its operations
 OPERATIONS = {
@@ -25,12 +36,10 @@ def _cell(rule: Rule, dimension: str = "") -> Rule:
 
     def keep(value: Any, where: str) -> object:
         if isinstance(value, str):
-            try:
-                number = float(value)
-            except ValueError:
-                if not dimension:
-                    raise ConfigError(f"{where} = {shown(value)}: must be {rule.text}") from None
-                number = parse(value, dimension, where)
+            number = as_number(value)
+            if number is None and not dimension:
+                raise ConfigError(f"{where} = {shown(value)}: must be {rule.text}")
+            number = parse(value, dimension, where) if number is None else number
             value = int(number) if number.is_integer() else number
         return rule(value, where)
 
@@ -112,16 +121,6 @@ class Measurement:
         known = OPERATIONS[self.experiment]
         if self.operation not in known:
             raise unknown_name(f"{self.experiment} operation", self.operation, known)
-        self._check_size()
-        self._check_ranks()
-        low, high = -math.inf, math.inf
-        for name in ("min_s", "p25_s", "median_s", "p75_s", "max_s"):
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise ConfigError(f"{name} = {value!r}: must be at least the previous quantile; sort the times")
-            low = low if value is None else value
-
-    def _check_size(self) -> None:
         if self.experiment == "step":
             if self.nbytes:
                 raise ConfigError(f"nbytes = {self.nbytes}: a step has no message size; leave nbytes out")
@@ -133,8 +132,6 @@ class Measurement:
                 raise ConfigError(f"nbytes is missing or 0; {self.experiment} requires a size, such as '1 MB'")
             if self.batch_size or self.model:
                 raise ConfigError("batch_size and model apply only to experiment = step; leave them out")
-
-    def _check_ranks(self) -> None:
         if self.n_hosts > self.n_ranks:
             n_ranks = self.n_ranks
             raise ConfigError(f"n_hosts = {self.n_hosts}: must be at most n_ranks = {n_ranks}; correct one of them")
@@ -142,3 +139,133 @@ class Measurement:
             raise ConfigError(f"n_ranks = {self.n_ranks}: must be even, because point_to_point has two ranks per pair")
         if self.experiment == "collective" and self.n_ranks < 2:
             raise ConfigError("n_ranks = 1: a collective requires at least 2 ranks")
+        low = 0.0
+        for name in ("min_s", "p25_s", "median_s", "p75_s", "max_s"):
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise ConfigError(f"{name} = {value!r}: must be at least the previous quantile; sort the times")
+            low = low if value is None else value
+
+
+COLUMNS = tuple(field.name for field in fields(Measurement))
+_MISSING = "no such file; create it with python -m ddlsim.measure or by hand"
+Rows = Iterator[tuple[int, dict[str, object]]]
+
+
+@checked
+def read_measurements(path: str | Path) -> list[Measurement]:
+    """Read measurements, in file order, from a .csv or .jsonl file or from a folder of such files.
+
+    The first line of a CSV file contains the names of the columns. Empty cells count as missing, and lines that start
+    with # are comments. A JSON Lines file contains one object per line. Raises :class:`ConfigError` for invalid or
+    missing measurements; the message contains the file, line, field and value, and suggests a correction.
+    """
+    path = Path(path)
+    if os.path.isdir(path):
+        files = sorted(file for file in path.iterdir() if file.suffix in _FORMATS)
+        if not files:
+            raise ConfigError(f"{path}: contains no .csv or .jsonl file; use the folder that was passed as --out")
+        return [row for file in files for row in read_measurements(file)]
+    if path.suffix not in _FORMATS:
+        raise ConfigError(f"{path}: unknown format {path.suffix!r}; measurements must be .csv or .jsonl files")
+    rows = [
+        PLAIN.build(Measurement, cells, f"{path}: line {line}", joint=": ")
+        for line, cells in _FORMATS[path.suffix](path)
+    ]
+    if not rows:
+        raise ConfigError(f"{path}: contains no measurements; add a row, or leave the file out")
+    return rows
+
+
+def _csv_rows(path: Path) -> Rows:
+    rows = csv_rows(path, _MISSING)
+    for n, header in rows[:1]:
+        where = f"{path}: line {n}"
+        check_separator(header, where)
+        for name in header:
+            if name not in COLUMNS:
+                raise unknown_name("column", name, COLUMNS, where)
+            if header.count(name) > 1:
+                raise ConfigError(f"{where}: column {name!r} occurs twice; remove one")
+    for n, cells in rows[1:]:
+        if len(cells) > len(header):
+            what = f"{len(cells)} cells for {len(header)} columns; quote strings that contain commas"
+            raise ConfigError(f"{path}: line {n}: {what}")
+        yield n, {name: unguarded(cell) for name, cell in zip(header, cells, strict=False) if cell}
+
+
+def _json_rows(path: Path) -> Rows:
+    for n, line in enumerate(io.StringIO(decoded(read_bytes(path, _MISSING), str(path)), newline=""), start=1):
+        if not line.strip():
+            continue
+        try:
+            cells = json.loads(line)
+        except (ValueError, RecursionError) as error:  # ValueError: also integers of thousands of digits
+            raise ConfigError(f"{path}: line {n}: invalid JSON ({error}); expected one object per line") from None
+        if not isinstance(cells, dict):
+            raise ConfigError(f'{path}: line {n}: must be an object such as {{"experiment": ...}}')
+        yield n, cells
+
+
+_FORMATS: dict[str, Callable[[Path], Rows]] = {".csv": _csv_rows, ".jsonl": _json_rows}
+
+
+def open_table(folder: str | Path) -> tuple[Path, list[Measurement]]:
+    """Return the table ``measurements.csv`` in `folder`, created if necessary, and its rows.
+
+    An incomplete last line of an interrupted run is removed. Raises ConfigError if the folder cannot be
+    written, or the table is not one that the benchmarks wrote.
+    """
+    path, header = Path(folder) / "measurements.csv", _line(COLUMNS).encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = path.read_bytes() if path.exists() else b""
+        if header.startswith(text):  # new, or interrupted immediately
+            write_text(path, header.decode())
+            return path, []
+        if not text.startswith(header):
+            raise ConfigError(f"{path}: the columns differ from those that the benchmarks write; choose another --out")
+        if not text.endswith(b"\n"):  # the last line lacks its end or, if cells are missing, is removed
+            whole, _, last = text.rpartition(b"\n")
+            write_text(path, (text if last.count(b",") >= len(COLUMNS) - 1 else whole).decode() + "\n")
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: cannot be written: {error}; choose another folder") from None
+    return path, read_measurements(path) if path.stat().st_size > len(header) else []
+
+
+def append(path: Path, row: Measurement) -> None:
+    """Add `row` to the table. Raises ConfigError if it cannot be written."""
+    line = _line(asdict(row).values()).encode()
+    try:
+        with path.open("ab", buffering=0) as file:
+            whole = file.seek(0, io.SEEK_END) if file.seekable() else None
+            try:
+                while line:
+                    line = line[file.write(line) :]
+            except BaseException:
+                if whole is not None:
+                    file.truncate(whole)  # no partial rows
+                raise
+    except OSError as error:
+        problem = cannot_be_written(path, error)
+        raise ConfigError(f"{problem}; then run the same command again to resume") from None
+
+
+@checked
+def save_measurements(rows: Sequence[Measurement], path: str | Path) -> None:
+    """Write measurements to a ``.csv`` file for :func:`read_measurements`, replacing an existing file."""
+    check_suffix(path, ".csv")
+    write_text(Path(path), "".join([_line(COLUMNS), *(_line(asdict(row).values()) for row in rows)]))
+
+
+def _line(cells: Iterable[object]) -> str:
+    """Return the cells as a line of CSV: empty for missing values, times with six digits."""
+
+    def text(cell: object) -> object:
+        if isinstance(cell, float):
+            return f"{cell:.6g}"
+        return guarded(cell) if isinstance(cell, str) else cell or ""
+
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerow(map(text, cells))
+    return written.getvalue()

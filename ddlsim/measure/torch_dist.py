@@ -39,16 +39,13 @@ class TorchTransport(Transport):
 
     def one_way(self, n_elements: int, peer: int, first: bool) -> Action:
         buffer = self._buffer(n_elements)
+        begin, finish = (dist.send, dist.recv) if first else (dist.recv, dist.send)
 
-        def ping() -> None:
-            dist.send(buffer, peer)
-            dist.recv(buffer, peer)
+        def round_trip() -> None:
+            begin(buffer, peer)
+            finish(buffer, peer)
 
-        def pong() -> None:
-            dist.recv(buffer, peer)
-            dist.send(buffer, peer)
-
-        return self._finished(ping if first else pong)
+        return self._finished(round_trip)
 
     def both_ways(self, n_elements: int, peer: int) -> Action:
         out, into = self._buffer(n_elements), self._buffer(n_elements)
@@ -81,14 +78,13 @@ class TorchTransport(Transport):
 
     def lacking(self) -> tuple[str, ...]:
         """Try each collective: gloo's depend on PyTorch's version, and missing ones fail on all ranks."""
-        return tuple(operation for operation in COLLECTIVES if not self._has(operation))
-
-    def _has(self, operation: str) -> bool:
-        try:
-            self.collective(operation, self.size)()
-        except (NotImplementedError, RuntimeError):  # PyTorch uses both for "does not support"
-            return False
-        return True
+        lacking = []
+        for operation in COLLECTIVES:
+            try:
+                self.collective(operation, self.size)()
+            except (NotImplementedError, RuntimeError):  # PyTorch uses both for "does not support"
+                lacking.append(operation)
+        return tuple(lacking)
 
     def memory(self, operation: str, n_elements: int) -> Action:
         into, source = self._buffer(n_elements), self._buffer(n_elements)
@@ -106,20 +102,16 @@ class TorchTransport(Transport):
         """Return `action` followed by waiting for the GPU."""
         if self.device.type == "cpu":
             return action
-        device = self.device
 
         def wait_too() -> None:
             action()
-            torch.cuda.synchronize(device)
+            torch.cuda.synchronize(self.device)
 
         return wait_too
 
 
 def connect_torch(backend: str) -> TorchTransport:
-    """Return the transport of torchrun's ranks for "gloo", "nccl", or "auto": NCCL if there are GPUs.
-
-    Raises ConfigError if NCCL is requested but not available, or if a host has more ranks than GPUs.
-    """
+    """Return the transport of torchrun's ranks for "gloo", "nccl", or "auto": NCCL if there are GPUs."""
     has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
     if backend == "auto":
         backend = "nccl" if has_nccl else "gloo"
@@ -129,10 +121,8 @@ def connect_torch(backend: str) -> TorchTransport:
             raise ConfigError("backend 'nccl' needs GPUs and a PyTorch build with CUDA; use --backend gloo")
         index, n_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         if index >= n_gpus:
-            n_ranks = index + 1
-            raise ConfigError(
-                f"at least {n_ranks} ranks run on a host with {n_gpus} GPUs; start at most one rank per GPU"
-            )
+            what = f"at least {index + 1} ranks run on a host with {n_gpus} GPUs"
+            raise ConfigError(f"{what}; start at most one rank per GPU")
         device = torch.device("cuda", index)
         torch.cuda.set_device(device)
         version += f", NCCL {'.'.join(str(part) for part in torch.cuda.nccl.version())}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -66,7 +66,6 @@ class Conv2d:
     bias: Slot | None
     input_grad: bool
     buffers: Buffers
-    x: Array = field(init=False)
 
     def __post_init__(self) -> None:
         sizes = list(zip(self.in_space, self.out_space, self.kernel, self.stride, self.padding, strict=True))
@@ -82,11 +81,11 @@ class Conv2d:
     def backward(self, dy: Array, run: Pass) -> Array | None:
         per_group = self.in_channels // self.groups, self.channels // self.groups
         add_weights = conv_kernels.weight_gradient if per_group[0] > 2 else conv_kernels.weight_gradient1
-        arrays = self.x.reshape(-1), dy.reshape(-1), self.weight.flat(run.into())
+        arrays = self.x.reshape(-1), dy.reshape(-1), self.weight.flat(run.gradient)
         spaces = self.in_space, self.out_space, self.kernel, self.stride, self.padding
         add_weights(*arrays, run.n_samples, self.groups, *per_group, *spaces)
         if self.bias is not None:
-            into = self.bias.flat(run.into())
+            into = self.bias.flat(run.gradient)
             conv_kernels.bias_gradient(dy.reshape(-1), into, run.n_blocks, self.channels, self.out_space)
         if not self.input_grad:
             return None
@@ -149,8 +148,6 @@ class Pool2d:
     windows: tuple[Windows, Windows]  # rows, columns
     input_grad: bool
     buffers: Buffers
-    x: Array = field(init=False)
-    out: Array = field(init=False)
 
     def __post_init__(self) -> None:
         rows, columns = self.windows
@@ -198,10 +195,13 @@ class BatchNorm2d:
     mean: Slot
     variance: Slot
     buffers: Buffers
-    x: Array = field(init=False)
 
     def forward(self, x: Array, run: Pass) -> Array:
-        mean, variance = self._batch_statistics(x, run) if run.training else self._running(run)
+        if run.training:
+            mean, variance = self._batch_statistics(x, run)
+        else:
+            assert run.state is not None
+            mean, variance = (slot.of(run.state).astype(np.float64) for slot in (self.mean, self.variance))
         inverse = 1.0 / np.sqrt(variance + self.eps)
         scale = self.weight.of(run.params) * inverse
         shift = self.bias.of(run.params) - mean * scale
@@ -217,8 +217,8 @@ class BatchNorm2d:
         count, dtype = run.n_samples * math.prod(self.space), self.buffers.dtype
         along = self._sums(dy, self.x, 0.0, 1.0, -self._mean, run) * self._inverse
         total = self._sums(dy, dy, 0.0, 0.0, 1.0, run)
-        self.weight.of(run.into())[...] += along
-        self.bias.of(run.into())[...] += total
+        self.weight.of(run.gradient)[...] += along
+        self.bias.of(run.gradient)[...] += total
         scale = self.weight.of(run.params) * self._inverse
         on_x = -scale * self._inverse * along / count
         shift = -scale * total / count - on_x * self._mean
@@ -238,11 +238,6 @@ class BatchNorm2d:
             for slot, new in ((self.mean, mean), (self.variance, unbiased)):
                 slot.of(run.state)[...] += self.momentum * (new - slot.of(run.state))
         return mean, variance
-
-    def _running(self, run: Pass) -> tuple[Doubles, Doubles]:
-        assert run.state is not None
-        mean, variance = self.mean.of(run.state), self.variance.of(run.state)
-        return mean.astype(np.float64), variance.astype(np.float64)
 
     def _sums(
         self, a: Array, b: Array, shift_a: float | Array, scale_b: float, shift_b: float | Array, run: Pass
@@ -275,7 +270,7 @@ class LayerNorm:
     def backward(self, dy: Array, run: Pass) -> Array | None:
         rows = dy.reshape(-1, self.features)
         dx = self.buffers.get("dx", *rows.shape)
-        into = run.into()
+        into = run.gradient
         weight = self.weight.of(run.params)
         slopes = self.weight.of(into), self.bias.of(into)
         row_kernels.layer_norm_gradient(rows, self._scaled, self._inverse, weight, *slopes, dx)
@@ -306,7 +301,7 @@ class EmbeddingBag:
     def backward(self, dy: Array, run: Pass) -> Array | None:
         d = self.tables[0].shape[1]
         for t, (table, ids) in enumerate(zip(self.tables, self._ids, strict=True)):
-            np.add.at(table.of(run.into()), ids, dy[:, None, t * d : (t + 1) * d])
+            np.add.at(table.of(run.gradient), ids, dy[:, None, t * d : (t + 1) * d])
         return None
 
 
@@ -354,9 +349,9 @@ def _project_back(
     product = buffers.get("dw", units, x.shape[1])
     flat = dy.reshape(-1)
     dense_kernels.product(flat, 1, units, x.reshape(-1), product.reshape(-1), units, n, x.shape[1])
-    weight.of(run.into())[...] += product
+    weight.of(run.gradient)[...] += product
     if bias is not None:
-        bias.of(run.into())[...] += dy.sum(axis=0)
+        bias.of(run.gradient)[...] += dy.sum(axis=0)
     if dx is not None:
         dense_kernels.product(flat, units, 1, weight.flat(run.params), dx.reshape(-1), n, units, x.shape[1])
 
@@ -374,7 +369,6 @@ class Dense:
     bias: Slot | None
     input_grad: bool
     buffers: Buffers
-    x: Array = field(init=False)
 
     def forward(self, x: Array, run: Pass) -> Array:
         self.x = x.reshape(-1, self.features)
@@ -396,7 +390,6 @@ class Elementwise:
     kind: Literal["relu", "gelu", "tanh", "sigmoid"]
     in_place: bool
     buffers: Buffers
-    kept: Array = field(init=False)  # input of the derivative: GELU's input, others' output
 
     def forward(self, x: Array, run: Pass) -> Array:
         out = x if self.in_place else self.buffers.get("out", *x.shape)
@@ -405,7 +398,7 @@ class Elementwise:
             np.tanh(source, out=target)
         else:
             getattr(row_kernels, self.kind)(source, target)
-        self.kept = x if self.kind == "gelu" else out
+        self.kept = x if self.kind == "gelu" else out  # for the derivative
         return out
 
     def backward(self, dy: Array, run: Pass) -> Array | None:
@@ -435,7 +428,6 @@ class Pure:
     buffers: Mapping[str, Slot]
     momentum: float
     stream: int
-    kept: object = field(init=False)
 
     def forward(self, x: Array, run: Pass) -> Array:
         given: dict[str, object] = {"train": run.training, "buffers": None, "rng": None}
@@ -474,7 +466,7 @@ class Pure:
             )
         for name, slot in self.slots.items():
             self._fits("backward", f"the gradient of {name!r}", gradients[name], slot.shape)
-            slot.of(run.into())[...] += gradients[name]
+            slot.of(run.gradient)[...] += gradients[name]
         return np.ascontiguousarray(dx, dy.dtype).reshape(len(dy), -1)
 
     def _tensors(self, params: Array) -> dict[str, Array]:
@@ -644,7 +636,7 @@ class Embedding:
         return out
 
     def backward(self, dy: Array, run: Pass) -> Array | None:
-        rows, into = dy.reshape(*self._ids.shape, -1), run.into()
+        rows, into = dy.reshape(*self._ids.shape, -1), run.gradient
         np.add.at(self.tokens.of(into), self._ids, rows)
         over_samples = rows.sum(axis=0)
         if self.places is not None:

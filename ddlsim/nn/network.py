@@ -55,8 +55,7 @@ class Builder:
     def whole(self) -> nn.Chain:
         """Return the whole network, with rows as input and output."""
         built = self._chain(self.model.structure, maps=False, follows="")
-        last = self.model.layers[-1].out_shape
-        self._lay_out(built, False, last, input_grad=True)
+        self._lay_out(built, False, self.model.layers[-1].out_shape, input_grad=True)
         return nn.Chain(built.layers)
 
     def _chain(self, nodes: Sequence[Node], *, maps: bool, follows: str) -> _Built:
@@ -84,21 +83,17 @@ class Builder:
 
     def _concat(self, node: Concat, built: _Built, follows: str) -> None:
         branches = [self._chain(branch, maps=built.maps, follows=follows) for branch in node.branches]
-        maps = branches[0].maps
+        built.maps = branches[0].maps
         for branch, nodes in zip(branches, node.branches, strict=True):
-            shape = self.model.layers[_last_leaf(nodes)].out_shape if nodes else None
-            if shape is not None:
-                self._lay_out(branch, maps, shape, input_grad=True)
+            if nodes:
+                self._lay_out(branch, built.maps, self.model.layers[_last_leaf(nodes)].out_shape, input_grad=True)
         built.layers.append(nn.Join([nn.Chain(branch.layers) for branch in branches], Buffers(self.dtype)))
-        built.maps = maps
 
     def _lay_out(self, built: _Built, maps: bool, shape: Shape, *, input_grad: bool) -> None:
         """Append a change of layout if `built` has another one than `maps`."""
-        if built.maps == maps:
-            return
-        channels, space = shape[0], _space(shape)
-        built.layers.append(nn.Relayout(maps, channels, space, input_grad, Buffers(self.dtype)))
-        built.maps = maps
+        if built.maps != maps:
+            built.layers.append(nn.Relayout(maps, shape[0], _space(shape), input_grad, Buffers(self.dtype)))
+            built.maps = maps
 
     def _slot(self, into: list[Parameter], name: str, shape: tuple[int, ...], *start_values: Any, **more: Any) -> Slot:
         """Append a tensor; `start_values` and `more` are the fields of :class:`Parameter` after its slot."""
@@ -324,15 +319,6 @@ class Parameter:
     draw: Callable[[np.random.Generator], Array] | None = None
 
 
-def kept_shares(state: Sequence[Parameter], dtype: np.dtype[np.floating]) -> Array:
-    """Return the share of each running statistic that a batch keeps, (n_state,), read-only."""
-    flat = np.empty(state[-1].slot.stop if state else 0, dtype)
-    for parameter in state:
-        parameter.slot.flat(flat)[:] = 1.0 - parameter.momentum
-    flat.setflags(write=False)
-    return flat
-
-
 def initial_values(parameters: Sequence[Parameter], seed: int, dtype: np.dtype[np.floating]) -> Array:
     """Return the initial values of all tensors, flat and read-only, each from its own random stream."""
     flat = np.empty(parameters[-1].slot.stop if parameters else 0, dtype)
@@ -344,8 +330,7 @@ def initial_values(parameters: Sequence[Parameter], seed: int, dtype: np.dtype[n
         draws = stream(seed, 0, f"initial {parameter.slot.name}")
         if parameter.draw is not None:
             into[:] = np.ravel(parameter.draw(draws))
-            continue
-        if parameter.follows in ("relu", "gelu"):
+        elif parameter.follows in ("relu", "gelu"):
             into[:] = draws.standard_normal(len(into)) * math.sqrt(2.0 / parameter.fan_in)
         else:
             bound = math.sqrt(6.0 / (parameter.fan_in + parameter.fan_out))
@@ -360,57 +345,6 @@ Labels = npt.NDArray[np.int64] | Array
 def each_label(out_shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of a sample's labels: () or, for outputs (tokens, classes), one label per token."""
     return out_shape[:1] if len(out_shape) == 2 else ()
-
-
-def classes(out_shape: tuple[int, ...]) -> int:
-    """Return the number of classes of a network with such outputs."""
-    return out_shape[-1] if len(out_shape) == 2 else math.prod(out_shape)
-
-
-def check_labels(
-    kind: Loss, labels: npt.ArrayLike, n_samples: int, out_shape: tuple[int, ...], dtype: np.dtype[np.floating]
-) -> Labels:
-    """Return `labels` as classes, int64, or as targets (n, n_outputs) for the squared error.
-
-    Classes are (n,), or (n, tokens) if outputs are (tokens, classes). Raises ConfigError for an invalid number, type or
-    range.
-    """
-    array, n_outputs = np.asarray(labels), math.prod(out_shape)
-    if array.shape[:1] != (n_samples,):
-        raise ConfigError(f"labels of shape {array.shape} do not match {n_samples} samples; pass one per sample")
-    if kind == "mean_squared_error":
-        if array.size != n_samples * n_outputs:
-            raise ConfigError(
-                f"targets of shape {array.shape} do not match {n_outputs} outputs; expected ({n_samples}, {n_outputs})"
-            )
-        return np.ascontiguousarray(array, dtype).reshape(n_samples, n_outputs)
-    shape = (n_samples, *each_label(out_shape))
-    if array.shape != shape or array.dtype.kind not in "iu":
-        raise ConfigError(
-            f"cross-entropy needs integer labels of shape {shape}, got shape {array.shape} and type {array.dtype}"
-        )
-    n_classes = classes(out_shape)
-    if array.min() < 0 or array.max() >= n_classes:
-        bad = int(array.min() if array.min() < 0 else array.max())
-        raise ConfigError(f"label {bad} is not one of the network's classes, 0 to {n_classes - 1}")
-    return array.astype(np.int64, copy=False)
-
-
-def loss_of(kind: Loss, outputs: Array, labels: Labels, n_total: int, buffers: Buffers) -> tuple[float, Array]:
-    """Return the samples' part of the mean loss over `n_total` samples, and its gradient, shape of `outputs`.
-
-    Cross-entropy: -log softmax(outputs)[label], averaged over the tokens if each has a label. Squared error: the
-    mean over the outputs of (output - target)^2.
-    """
-    gradient = buffers.get("gradient", *outputs.shape)
-    if kind == "cross_entropy":
-        flat = labels.reshape(-1)
-        n_total *= len(flat) // len(outputs)
-        rows, slopes = (array.reshape(len(flat), -1) for array in (outputs, gradient))
-        total = row_kernels.cross_entropy(rows, flat, slopes, n_total)  # type: ignore[arg-type,unused-ignore]
-    else:
-        total = row_kernels.squared_error(outputs, labels, gradient, n_total)  # type: ignore[arg-type,unused-ignore]
-    return total / n_total, gradient
 
 
 #: number of samples per pass: activations should fit the second-level cache, and memory is bounded for any batch size.
@@ -461,7 +395,7 @@ class Network:
     @property
     def n_classes(self) -> int:
         """Number of classes, for a sample or for each of its tokens."""
-        return classes(self.out_shape)
+        return self.out_shape[-1] if len(self.out_shape) == 2 else self.n_outputs
 
     def random_batch(self, n: int, rng: np.random.Generator) -> tuple[Array, npt.NDArray[np.int64]]:
         """Return `n` random samples (standard normal numbers, tokens, ids) and random classes."""
@@ -511,13 +445,13 @@ class Network:
             self._check_vector("state", state, len(self.initial_state))
         batch = self._samples(x)
         n = len(batch)
-        wanted = _writable(check_labels(self.loss, labels, n, self.out_shape, self.dtype))
+        wanted = _writable(self._labels(labels, n))
         gradient, loss, params = np.zeros(self.n_params, self.dtype), 0.0, self._own(params)
         for part in self._parts(n, whole=bool(self.state_slots)):
             streams = () if rng is None or not self.n_streams else rng.spawn(self.n_streams)
             run = Pass(params, len(batch[part]), True, gradient, state, rng, streams)
             outputs = self._chain.forward(batch[part], run)
-            share, slope = loss_of(self.loss, outputs, wanted[part], n, self._buffers)
+            share, slope = self._loss(outputs, wanted[part], n)
             self._chain.backward(slope, run)
             loss += share
         return loss, gradient
@@ -537,9 +471,49 @@ class Network:
         batch = self._samples(x)
         outputs, params = np.empty((len(batch), self.n_outputs), self.dtype), self._own(params)
         for part in self._parts(len(batch), whole=False):
-            run = Pass(params, len(batch[part]), False, state=state)
+            run = Pass(params, len(batch[part]), False, np.empty(0, self.dtype), state)
             outputs[part] = self._chain.forward(batch[part], run)
         return outputs
+
+    def _labels(self, labels: npt.ArrayLike, n: int) -> Labels:
+        """Return labels as classes, int64, or as targets (n, n_outputs) for the squared error.
+
+        Classes are (n,), or (n, tokens) if outputs are (tokens, classes).
+        """
+        array, n_outputs = np.asarray(labels), self.n_outputs
+        if array.shape[:1] != (n,):
+            raise ConfigError(f"labels of shape {array.shape} do not match {n} samples; pass one per sample")
+        if self.loss == "mean_squared_error":
+            if array.size != n * n_outputs:
+                raise ConfigError(
+                    f"targets of shape {array.shape} do not match {n_outputs} outputs; expected ({n}, {n_outputs})"
+                )
+            return np.ascontiguousarray(array, self.dtype).reshape(n, n_outputs)
+        shape = (n, *each_label(self.out_shape))
+        if array.shape != shape or array.dtype.kind not in "iu":
+            raise ConfigError(
+                f"cross-entropy needs integer labels of shape {shape}, got shape {array.shape} and type {array.dtype}"
+            )
+        if array.min() < 0 or array.max() >= self.n_classes:
+            bad = int(array.min() if array.min() < 0 else array.max())
+            raise ConfigError(f"label {bad} is not one of the network's classes, 0 to {self.n_classes - 1}")
+        return array.astype(np.int64, copy=False)
+
+    def _loss(self, outputs: Array, labels: Labels, n_total: int) -> tuple[float, Array]:
+        """Return the samples' part of the mean loss over `n_total` samples, and its gradient, shape of `outputs`.
+
+        Cross-entropy: -log softmax(outputs)[label], averaged over the tokens if each has a label. Squared error: the
+        mean over the outputs of (output - target)^2.
+        """
+        gradient = self._buffers.get("gradient", *outputs.shape)
+        if self.loss == "cross_entropy":
+            flat = labels.reshape(-1)
+            n_total *= len(flat) // len(outputs)
+            rows, slopes = (array.reshape(len(flat), -1) for array in (outputs, gradient))
+            total = row_kernels.cross_entropy(rows, flat, slopes, n_total)  # type: ignore[arg-type,unused-ignore]
+        else:
+            total = row_kernels.squared_error(outputs, labels, gradient, n_total)  # type: ignore[arg-type,unused-ignore]
+        return total / n_total, gradient
 
     def _samples(self, x: npt.ArrayLike) -> Array:
         array = np.ascontiguousarray(x, self.dtype)
@@ -605,11 +579,11 @@ def build_network(
     chain = builder.whole()
     params, state = (initial_values(tensors, seed, kind) for tensors in (builder.parameters, builder.state))
     slots, state_slots = (tuple(p.slot for p in tensors) for tensors in (builder.parameters, builder.state))
-    ids, n_streams, kept = tuple(builder.ids), builder.n_streams, kept_shares(builder.state, kind)
-    start, vocabulary = (params, state, kept), builder.vocabulary
-    return Network(
-        description, loss, kind, slots, state_slots, *start, vocabulary, ids, n_streams, chain, Buffers(kind)
-    )
+    shares = (np.full(math.prod(p.slot.shape), 1.0 - p.momentum) for p in builder.state)
+    kept = np.concatenate([np.empty(0), *shares]).astype(kind)
+    kept.setflags(write=False)
+    start, limits = (params, state, kept), (builder.vocabulary, tuple(builder.ids), builder.n_streams)
+    return Network(description, loss, kind, slots, state_slots, *start, *limits, chain, Buffers(kind))
 
 
 def _writable(array: _Numbers) -> _Numbers:

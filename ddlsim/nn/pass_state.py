@@ -35,7 +35,8 @@ class Slot:
 
 @dataclass
 class Pass:
-    """A pass over some samples. ``gradient`` is accumulated, and ``state`` (running statistics) updated.
+    """A pass over some samples, which adds to ``gradient`` (empty in predictions) and updates ``state``, the running
+    statistics.
 
     ``training`` selects batch statistics and dropout; ``streams`` are the random streams of custom layers.
     ``n_samples`` may be less than the lanes hold.
@@ -44,7 +45,7 @@ class Pass:
     params: Array
     n_samples: int
     training: bool
-    gradient: Array | None = None
+    gradient: Array
     state: Array | None = None
     rng: np.random.Generator | None = None
     streams: Sequence[np.random.Generator] = ()
@@ -52,11 +53,6 @@ class Pass:
     @property
     def n_blocks(self) -> int:
         return -(-self.n_samples // LANES)
-
-    def into(self) -> Array:
-        """Return the gradient to add to (every backward pass has one)."""
-        assert self.gradient is not None
-        return self.gradient
 
 
 @dataclass

@@ -183,7 +183,7 @@ def test_the_fastest_rank_did_not_wait(tmp_path):
             '{"distributedInfo": {"rank": 4, "world_size": 2}, "traceEvents": []}',
             "rank = 4 is not valid for world_size = 2",
         ),
-        ('{"traceEvents": [{"ph": "X", "name": "ProfilerStep#1", "ts": 1}]}', "ProfilerStep#1 has no duration"),
+        ('{"traceEvents": [{"ph": "X", "name": "ProfilerStep#1", "ts": 1}]}', "step has no duration"),
     ],
 )
 def test_what_is_refused_is_named(tmp_path, text, message):
@@ -211,7 +211,7 @@ def test_sizes_that_no_message_has(tmp_path, size):
         (span("aten::mm", 20, -3), r"traceEvents\[12\].dur = -3 must be a non-negative number of microseconds"),
         (span("aten::mm", float("inf"), 3), r"traceEvents\[12\].ts = inf must be a number of microseconds"),
         (span("aten::mm", 20, "long"), r"traceEvents\[12\].dur = 'long' must be a non-negative number of microseconds"),
-        (span("ProfilerStep#5", 2000, 0, "user_annotation"), r"traceEvents\[12\]: ProfilerStep#5 has no duration"),
+        (span("ProfilerStep#5", 2000, 0, "user_annotation"), r"traceEvents\[12\]: step has no duration"),
         (7, r"traceEvents\[12\] is not an object"),
     ],
     ids=["negative", "inf", "text", "no-time", "no-object"],

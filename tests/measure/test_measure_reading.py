@@ -109,7 +109,7 @@ def test_missing_and_binary_files(tmp_path):
 
 
 def test_the_page_describes_every_column_and_operation(pytestconfig, tmp_path):
-    from ddlsim.measure.reading import COLUMNS
+    from ddlsim.measure.table import COLUMNS
 
     page = (pytestconfig.rootpath / "docs" / "formats" / "measurements.md").read_text(encoding="utf-8")
     for name in (*COLUMNS, *OPERATIONS, *(name for names in OPERATIONS.values() for name in names)):

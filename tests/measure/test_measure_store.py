@@ -4,7 +4,7 @@ import pytest
 
 from ddlsim.errors import ConfigError
 from ddlsim.measure import Measurement
-from ddlsim.measure.reading import append, open_table
+from ddlsim.measure.table import append, open_table
 
 ROW = Measurement("collective", "all_reduce", 8, 2, median_s=1.25e-3, nbytes=1024, min_s=1e-3, note='two, "quoted"')
 STEP = Measurement("step", "training", 1, 1, median_s=0.1, model="lenet5", batch_size=32)
