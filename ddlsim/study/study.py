@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Annotated, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import ddlsim
 from ddlsim.arguments import Rule, Seed, checked, integer, one_of
@@ -323,15 +323,21 @@ class Study:
             def pool(experiments: Sequence[Experiment]) -> Pool:
                 return open_pool(executor, jobs, Packer(self._loader.digests), experiments, n_at_once)
 
-            options: Any = {"stability": self.stability, "retry_failed": retry_failed, "n_points": n_points}
             with (
                 _shown(progress) as report,
-                Simulations(opened, self._loader.n_workers, pool, progress=report, **options) as simulations,
+                Simulations(
+                    opened,
+                    pool,
+                    n_workers=self._loader.n_workers,
+                    progress=report,
+                    n_points=n_points,
+                    retry_failed=retry_failed,
+                ) as simulations,
             ):
                 if self.search is None:
                     points = self.points
                     self._register(opened, points)
-                    whole = simulations.settle(points)
+                    whole = simulations.settle(points, stability=self.stability)
                 else:
                     points, whole = self._searched(self.search, opened, simulations)
             unique = {point.key: point for point in points}
@@ -347,7 +353,7 @@ class Study:
         trials = Trials(search, self.vary, len(self._seeds), lambda row: self._of_proposed(base, row))
         for points in trials.rounds():
             self._register(store, trials.points)
-            if not simulations.settle(points):
+            if not simulations.settle(points, stability=self.stability):
                 return trials.points, False
             trials.take(store.outcomes(point.key for point in points))
         return trials.points, True
