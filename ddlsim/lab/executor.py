@@ -132,15 +132,12 @@ class Executor:
                 if not ready:
                     raise LabError(self._stuck(patience))
                 for key, events in ready:
-                    self._handle(key.data, events)
+                    if events & selectors.EVENT_WRITE:
+                        key.data.send()
+                    if events & selectors.EVENT_READ:
+                        key.data.receive()
+                    self._advance(key.data.lane)
                 self._watch(selector, waits)
-
-    def _handle(self, channel: _Channel, events: int) -> None:
-        if events & selectors.EVENT_WRITE:
-            channel.send()
-        if events & selectors.EVENT_READ:
-            channel.receive()
-        self._advance(channel.lane)
 
     def _watch(self, selector: selectors.BaseSelector, waits: dict[_Channel, int]) -> None:
         """Update the selector with the events that channels wait for."""

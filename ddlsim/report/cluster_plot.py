@@ -173,14 +173,13 @@ def _numbered(values: Sequence[Hashable]) -> Ints:
 
 def _switch_levels(cluster: Cluster) -> Ints:
     """Return the distance of each fabric switch from the machines, in hops."""
-    level = np.where(cluster.host_of >= 0, 0, cluster.n_nodes)
-    for _ in range(cluster.n_nodes):
-        before = level.copy()
-        np.minimum.at(level, cluster.link_dst, level[cluster.link_src] + 1)
-        level[cluster.host_of >= 0] = 0
-        if np.array_equal(before, level):
-            break
-    return level
+    import networkx as nx
+
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_nodes_from(machines := np.flatnonzero(cluster.host_of >= 0).tolist())
+    graph.add_edges_from(zip(cluster.link_src.tolist(), cluster.link_dst.tolist(), strict=True))
+    hops = nx.multi_source_dijkstra_path_length(graph, machines)
+    return np.array([hops.get(node, cluster.n_nodes) for node in range(cluster.n_nodes)])
 
 
 def _places(
@@ -262,7 +261,10 @@ def cluster_plot(result: Result | Cluster, path: str | Path | None = None) -> Ax
     directions, and its colour shows the utilisation of the busiest one.
     """
     cluster = result if isinstance(result, Cluster) else result.cluster
-    use = None if isinstance(result, Cluster) else _utilisation(result)
+    use = None  # utilisation of each link's channel, (n_links,), in %
+    if not isinstance(result, Cluster):
+        use = 100.0 * result.channel_nbytes / (cluster.channel_capacity * result.simulated_time)
+        use = np.asarray(use[cluster.link_channel])
     items = arranged(cluster)
     lines = joints(cluster, items)
     made, axes = single(10.0, 5.8)
@@ -284,12 +286,6 @@ def cluster_plot(result: Result | Cluster, path: str | Path | None = None) -> Ax
     handles = [*marks, *_kinds_of_links(cluster, items, lines)]
     made.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 4), fontsize=8)
     return saved(axes, path)
-
-
-def _utilisation(result: Result) -> Floats:
-    """Return the utilisation of each link's channel, (n_links,), in %."""
-    channel = result.channel_nbytes / (result.cluster.channel_capacity * result.simulated_time)
-    return np.asarray(100.0 * channel[result.cluster.link_channel])
 
 
 def _draw_frames(items: Items, lines: Joints, axes: Axes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,6 @@ import numpy as np
 
 import ddlsim
 from ddlsim.errors import ConfigError
-from ddlsim.output_files import write_text
 from ddlsim.plain import flattened
 from ddlsim.printable import shown
 from ddlsim.readable import count, percent, seconds
@@ -214,23 +214,6 @@ class Findings:
     front: Sequence[tuple[list[int], str, str]]
 
 
-def save_html(
-    table: Table,
-    path: str | Path,
-    *,
-    title: str = "",
-    question: str = "",
-    metric: str = "",
-    sensitivities: Sequence[Sensitivity] = (),
-) -> None:
-    """Write the report of a study to an HTML file; see :func:`html_report`.
-
-    Raises ConfigError if the file cannot be written.
-    """
-    text = html_report(table, title=title, question=question, metric=metric, sensitivities=sensitivities)
-    write_text(path, text)
-
-
 def sensitivities_of_best(study: Study, table: Table, metric: str = "") -> list[Sensitivity]:
     """Return the sensitivities of the best configuration in the `table` of a study, from some runs with its first seed.
     If a study compares models or data sets, the best configuration of the first is used.
@@ -361,4 +344,4 @@ def _remarks(table: Table, kind: str) -> list[tuple[str, int]]:
         if member.key in table.outcomes
         for text in labels.texts_of(table.outcomes[member.key].record.get(kind))
     ]
-    return [(text, texts.count(text)) for text in dict.fromkeys(texts)]
+    return list(Counter(texts).items())

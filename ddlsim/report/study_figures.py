@@ -395,9 +395,11 @@ def learning(table: Table, path: str | Path | None = None, *, n: int = N_LINES) 
         raise ConfigError(
             "learning curves: the runs of this study are timing-only; set training in the base experiment"
         )
-    best = _best_learners(table).head(n)
+    best = table.best("accuracy", n=len(table.members))
+    if "time_to_accuracy" in best:  # those that never reach the target remain sorted by accuracy
+        best = best.sort_values("time_to_accuracy", kind="stable")
     _, axes = single(8.0, 4.0)
-    for i, (_, settings) in enumerate(best.iterrows()):
+    for i, (_, settings) in enumerate(best.head(n).iterrows()):
         seeds = (part[["time", "accuracy"]] for _, part in labels.rows_of(table, history, settings).groupby("seed"))
         at, mean, half, _ = mean_line([part.to_numpy(np.float64).T * [[1.0], [100.0]] for part in seeds], 0.95)
         label = drawn(textwrap.fill(label_of(settings, varied(table)), 34))
@@ -408,14 +410,6 @@ def learning(table: Table, path: str | Path | None = None, *, n: int = N_LINES) 
     axes.set_xlim(left=0.0)
     within_percent(axes)
     return _finished(axes, path)
-
-
-def _best_learners(table: Table) -> pd.DataFrame:
-    accurate = table.best("accuracy", n=len(table.members))
-    if "time_to_accuracy" not in accurate:
-        return accurate
-    # those that never reach the target remain sorted by accuracy
-    return accurate.sort_values("time_to_accuracy", kind="stable")
 
 
 #: maximum number of panels, and of readable tick labels on an axis

@@ -22,6 +22,7 @@ from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.data import load_data
 from ddlsim.data.dataset import DataSet
 from ddlsim.errors import ConfigError, shown
+from ddlsim.output_files import write_text
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import SCHEMA
 from ddlsim.schema import changed_arguments, to_toml, toml_key, toml_value
@@ -403,10 +404,11 @@ class Study:
         is the best. The other arguments are described in :func:`ddlsim.report.html.html_report`. Raises ConfigError if
         the study has not been run, for a metric that no configuration has, and if the file cannot be written.
         """
-        from ddlsim.report.html import save_html, sensitivities_of_best
+        from ddlsim.report.html import html_report, sensitivities_of_best
 
         found = sensitivities_of_best(self, self.table, metric)
-        save_html(self.table, path, title=title, question=question, metric=metric, sensitivities=found)
+        report = html_report(self.table, title=title, question=question, metric=metric, sensitivities=found)
+        write_text(path, report)
 
     def to_toml(self) -> str:
         """Return this study as the text of a TOML file for :func:`ddlsim.study.load_study`.

@@ -243,9 +243,9 @@ class Table:
         The arguments are described in :func:`ddlsim.report.html.html_report`. Raises ConfigError for a metric that no
         configuration has, and if the file cannot be written.
         """
-        from ddlsim.report.html import save_html
+        from ddlsim.report.html import html_report
 
-        save_html(self, path, title=title, question=question, metric=metric)
+        write_text(path, html_report(self, title=title, question=question, metric=metric))
 
     def to_xarray(self) -> xarray.Dataset:
         """Return the points as an ``xarray.Dataset`` (install with ``pip install 'ddlsim[xarray]'``).
