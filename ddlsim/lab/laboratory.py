@@ -34,7 +34,7 @@ from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.lab.cabling import CUBIC, KERNEL_LATENCY, Cabling, Port, plan
 from ddlsim.lab.executor import PATIENCE, LabError
 from ddlsim.lab.program import ITEM_NBYTES
-from ddlsim.lab.rank import Done, Failed, Go, Prepare, congestion_control
+from ddlsim.lab.rank import Failed, Prepare, congestion_control
 from ddlsim.measure.table import OPERATIONS, Measurement
 from ddlsim.network import schedule_time
 
@@ -435,9 +435,9 @@ class Ranks:
 
     def _once(self, limit: float) -> Repetition:
         start = time.monotonic() + _LEAD + _LEAD_PER_RANK * len(self.pipes)
-        self.tell(Go(start))
-        done = [answer for answer in self.hear(PATIENCE + limit) if isinstance(answer, Done)]
-        return Repetition(max(answer.ended for answer in done) - start, max(answer.entered for answer in done) - start)
+        self.tell(start)
+        entered, ended = np.max(np.array(self.hear(PATIENCE + limit)), axis=0).tolist()
+        return Repetition(ended - start, entered - start)
 
 
 def compare(

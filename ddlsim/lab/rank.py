@@ -1,7 +1,7 @@
 """One rank of the laboratory: a process in the network namespace of a host.
 
-It listens, reports its address, receives those of the others, and then executes the orders :class:`Prepare` and
-:class:`Go`.
+It listens, reports its address, receives those of the others, and then executes orders: a :class:`Prepare`, or the time
+at which to start, in s of CLOCK_MONOTONIC.
 
 Results are verified: contributions are integers below 1000, whose sums are exact in float32 for up to 16,000 ranks, in
 any order.
@@ -105,21 +105,6 @@ class Prepare:
 
 
 @dataclass(frozen=True)
-class Go:
-    """Start at time `start`, in s of CLOCK_MONOTONIC."""
-
-    start: float
-
-
-@dataclass(frozen=True)
-class Done:
-    """This rank started and finished at these times, in s of CLOCK_MONOTONIC, with a correct result."""
-
-    entered: float
-    ended: float
-
-
-@dataclass(frozen=True)
 class Failed:
     """The reason why this rank failed."""
 
@@ -197,12 +182,13 @@ def _prepared(order: Prepare, links: _Links, addresses: Sequence[Address]) -> _T
     return _Task(Executor(program, links.connections, start.copy()), start, promised, order.patience)
 
 
-def _run(order: Go, task: _Task) -> Done:
-    """Run once, from the common start until this rank has its result, and verify the result."""
+def _run(start: float, task: _Task) -> tuple[float, float]:
+    """Run once, from the common start until this rank has its result, and verify the result; return when the rank
+    started and finished, in s of CLOCK_MONOTONIC."""
     program = task.executor.program
     copies = task.executor.buffer.reshape(program.copies, program.n_elements)
-    time.sleep(max(order.start - _AWAKE - time.monotonic(), 0.0))
-    while time.monotonic() < order.start:
+    time.sleep(max(start - _AWAKE - time.monotonic(), 0.0))
+    while time.monotonic() < start:
         os.sched_yield()  # with more ranks than cores, each must get its turn
     entered = time.monotonic()
     task.executor.run(task.patience)
@@ -213,7 +199,7 @@ def _run(order: Go, task: _Task) -> Done:
     if wrong:
         raise LabError(f"the result of the collective is wrong: {wrong}")
     task.executor.buffer[:] = task.start
-    return Done(entered, ended)
+    return entered, ended
 
 
 def serve(pipe: Connection, rank: int, host: str, congestion: str) -> None:
@@ -228,7 +214,7 @@ def serve(pipe: Connection, rank: int, host: str, congestion: str) -> None:
             if isinstance(order, Prepare):
                 task = _prepared(order, links, addresses)
                 pipe.send(None)
-            elif isinstance(order, Go) and task is not None:
+            elif isinstance(order, float) and task is not None:
                 pipe.send(_run(order, task))
             else:
                 raise LabError(f"received the order {order!r} before the Prepare order")

@@ -268,7 +268,10 @@ def recommend(
     ``interrupted`` set. Raises ConfigError for incompatible arguments, and if no configuration can be
     simulated.
     """
-    loaded = _clusters(clusters)
+    several = [clusters] if isinstance(clusters, str) or not isinstance(clusters, Sequence) else list(clusters)
+    if not several:
+        raise ConfigError("recommend: clusters is empty; pass at least one cluster")
+    loaded = [load_cluster(one) for one in several]
     what = _lesson(target, training, learning_model, base, samples)
     template = _template(base, load_model(model), loaded[0])
     packed = _compressions(compressions, strategies)
@@ -336,13 +339,6 @@ def _software(choices: Sequence[Choice]) -> list[str]:
     return [text] if names else []
 
 
-def _clusters(given: ClusterLike | Sequence[ClusterLike]) -> list[Cluster]:
-    several = [given] if isinstance(given, str) or not isinstance(given, Sequence) else list(given)
-    if not several:
-        raise ConfigError("recommend: clusters is empty; pass at least one cluster")
-    return [load_cluster(one) for one in several]
-
-
 def _template(base: Experiment | None, model: Model, cluster: Cluster) -> Experiment:
     if base is None:
         return Experiment(cluster, model)
@@ -398,22 +394,15 @@ def _compressions(
 
 def _priced(options: Sequence[Candidate], target: Target) -> tuple[bool, list[str]]:
     """Whether all machines have prices, and notes if not. Raises ConfigError if a budget requires them."""
-    largest: dict[int, Candidate] = {}
-    for option in options:
-        known = largest.setdefault(id(option.cluster), option)
-        if option.workers > known.workers:
-            largest[id(option.cluster)] = option
-    for option in largest.values():
+    places = dict.fromkeys(option.place for option in options)
+    for place in places:
         try:
-            price_rate(option)
+            price_rate(max((each for each in options if each.place == place), key=lambda each: each.workers))
         except ConfigError as error:
             if target.budget is not None:
                 raise ConfigError(f"recommend: a budget needs prices (--price on the command line): {error}") from None
-            several = len({candidate.place for candidate in options}) > 1
-            return False, [
-                f"costs are in device-hours, because machines of {option.place} have no price"
-                + ("; all devices count the same" if several else "")
-            ]
+            note = f"costs are in device-hours, because machines of {place} have no price"
+            return False, [note + ("; all devices count the same" if len(places) > 1 else "")]
     return True, []
 
 

@@ -267,7 +267,7 @@ class Store:
         """Release all claims, and close the file."""
         try:
             if not self._only_read:
-                self.release(None)
+                self.release()
         finally:
             self._db.close()
             self._close()
@@ -374,13 +374,10 @@ class Store:
         with self._writing():
             self._db.execute("UPDATE claims SET until = ? WHERE owner = ?", (time.time() + LEASE, self._owner))
 
-    def release(self, keys: Sequence[str] | None) -> None:
-        """Release claims on points, or all of them."""
+    def release(self) -> None:
+        """Release all claims."""
         with self._writing():
-            if keys is None:
-                self._db.execute("DELETE FROM claims WHERE owner = ?", (self._owner,))
-            else:
-                self._db.executemany("DELETE FROM claims WHERE key = ?", [(key,) for key in keys])
+            self._db.execute("DELETE FROM claims WHERE owner = ?", (self._owner,))
 
     def _alive(self, owner: str, until: float) -> bool:
         machine, process, *_ = [*str(owner).rsplit(" ", 2), ""]
@@ -441,10 +438,8 @@ class Store:
 def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
     except PermissionError:
         return True
-    except OverflowError:  # not a valid process id
+    except (ProcessLookupError, OverflowError):  # OverflowError: not a valid process id
         return False
     return True

@@ -37,7 +37,7 @@ from ddlsim.validation.compute_fit import ComputeFit, fit_compute
 from ddlsim.validation.curves import Curve, Interval, curve_time, fit_curve, interval_at
 from ddlsim.validation.jitter_fit import JitterFit, fit_jitter
 from ddlsim.validation.links import LinkRow, fit_links
-from ddlsim.validation.log_fit import Floats, LogFit, fit_noise, minus_log_likelihood, t_factors
+from ddlsim.validation.log_fit import Floats, LogFit, fit_noise, minus_log_likelihood, sampled, t_factors, wider
 from ddlsim.validation.sources import Reader, read_sources
 
 # ---------------------------------------------------------------- choice of measurements and algorithms
@@ -190,7 +190,7 @@ class Parameter:
     @property
     def wider(self) -> float:
         """Ratio of the widths of a t interval and a normal interval, for the degrees of freedom of the fit."""
-        return t_quantile(self.scatter[1]) / t_quantile(math.inf)
+        return wider(self.scatter[1])
 
 
 @dataclass(frozen=True)
@@ -388,8 +388,7 @@ class Calibration:
             return attached(dataclasses.replace(self, curves=tuple(c.sampled(random) for c in self.curves))).cluster
         if not self.parameters:
             return self.cluster
-        values, vectors = np.linalg.eigh(self.covariance)
-        moved = (vectors * np.sqrt(np.maximum(values, 0.0))) @ random.standard_normal(len(values))
+        moved = sampled(random, self.covariance)
         errors = {link_class: spread * random.standard_normal() for link_class, spread in self.scatter.items()}
         further = math.sqrt(outside.variance) * random.standard_normal() if outside.variance else 0.0
         software = outside.per_message * random.standard_normal() if outside.per_message else 0.0
