@@ -293,7 +293,9 @@ def _draw_frames(items: Items, lines: Joints, axes: Axes) -> None:
     for name, members in items.frames.items():
         slot = max(1.0 / max(len(items.frames), 1), 1e-9)
         left, right = items.x[members].min() - 0.14 * slot, items.x[members].max() + 0.14 * slot
-        low = items.y[members].min() - (0.62 if _has_arcs(items, lines, members) else 0.3)
+        joined = lines.ends[np.isin(lines.ends, members).all(axis=1)]
+        has_arcs = (items.y[joined] == GPU).all(axis=1).any()  # below its GPUs
+        low = items.y[members].min() - (0.62 if has_arcs else 0.3)
         height = items.y[members].max() + 0.16 - low
         box = "round,pad=0,rounding_size=0.004"
         look: Any = {"facecolor": "#f4f4f4", "edgecolor": "#cccccc", "linewidth": 0.6, "zorder": 0}
@@ -302,12 +304,6 @@ def _draw_frames(items: Items, lines: Joints, axes: Axes) -> None:
             turned = _turned([name], len(items.frames))
             middle = (left + right) / 2, low
             noted(axes, drawn(name), middle, (0, -2), fontsize=7, ha="center", va="top", rotation=turned)
-
-
-def _has_arcs(items: Items, lines: Joints, members: Ints) -> bool:
-    """Return whether GPUs of a machine are connected, so that arcs are drawn below them."""
-    inside = np.isin(lines.ends, members).all(axis=1)
-    return bool((items.y[lines.ends[inside]] == GPU).all(axis=1).any())
 
 
 def _paths(cluster: Cluster, items: Items, lines: Joints) -> list[list[Floats]]:

@@ -271,9 +271,9 @@ def html_report(
     found = [_findings(name, part, rows[name], metric, question) for name, part in parts]
     in_front = [row for each in found for group, *_ in each.front for row in group]
     drawn = [
-        picture
+        dataclasses.replace(picture, title=f"{name}: {picture.title}" if name else picture.title)
         for i, ((name, part), each) in enumerate(zip(parts[:N_TASKS], found, strict=False))
-        for picture in pictures(part, metric, sensitivities if i == 0 else (), each.best, name)
+        for picture in pictures(part, metric, sensitivities if i == 0 else (), each.best)
     ]
     common, own = manifests_of(table)
     return environment.get_template("report.html").render(

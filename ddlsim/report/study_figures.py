@@ -507,22 +507,14 @@ class Picture:
     width: int
 
 
-def pictures(
-    table: Table, metric: str, sensitivities: Sequence[Sensitivity], best: str, task: str = ""
-) -> list[Picture]:
-    """Return the figures of a study: those for which it has data.
+def pictures(table: Table, metric: str, sensitivities: Sequence[Sensitivity], best: str) -> Iterator[Picture]:
+    """Yield the figures of a study for which it has data.
 
     metric         metric that ranks configurations
     sensitivities  those of the best configuration, whose label is `best`; may be empty
-    task           name of the task, if `table` is one task's part of a study of several
     """
     if not labels.is_known(table, metric):  # nothing has finished
-        return []
-    found = _all(table, metric, sensitivities, best)
-    return [dataclasses.replace(each, title=f"{task}: {each.title}" if task else each.title) for each in found]
-
-
-def _all(table: Table, metric: str, sensitivities: Sequence[Sensitivity], best: str) -> Iterator[Picture]:
+        return
     yield from _scaling(table, metric)
     yield from _heat_maps(table, metric)
     front, heading = labels.front_of(table), METRICS[metric].heading
