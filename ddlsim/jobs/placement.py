@@ -18,9 +18,7 @@ from ddlsim.jobs.jobs import Jobs
 from ddlsim.jobs.simulate import JobLike, simulate_jobs
 from ddlsim.printable import shown
 from ddlsim.reliability import Background
-from ddlsim.run.experiment import Experiment
 from ddlsim.run.job import Job, machine_names, placed
-from ddlsim.run.result import Result
 from ddlsim.run.simulate import complete
 from ddlsim.streams import stream
 from ddlsim.ties import tie
@@ -199,7 +197,11 @@ class _Search:
         self.starts = tuple(si(job.start, "time") for job in jobs)
         self.fixed = [job.listed for job in jobs]
         self.free = set(range(len(cluster.workers))).difference(*self.fixed)
-        self.alone = [self._time(complete(self._alone(job))) for job in jobs]
+        everywhere = range(len(cluster.workers))
+        packed = [placed(cluster, everywhere, job.n_workers(len(everywhere)), "packed") for job in jobs]
+        alone = [complete(job.experiment.with_(workers=own)) for job, own in zip(jobs, packed, strict=True)]
+        #: time of a step in s or, for training runs, the duration of the run
+        self.alone = [one.step_time if one.experiment.training is None else one.end_time for one in alone]
 
     @property
     def best(self) -> Placement:
@@ -247,15 +249,6 @@ class _Search:
         ]
         slow = tuple(seconds / alone for seconds, alone in zip(times, self.alone, strict=True))
         self.tried.append(Placement(how, places, starts, slow))
-
-    def _time(self, result: Result) -> float:
-        """Return the time of a step in s or, for training runs, the duration of the run."""
-        return result.step_time if result.experiment.training is None else result.end_time
-
-    def _alone(self, job: Job) -> Experiment:
-        n = job.n_workers(len(self.cluster.workers))
-        own = placed(self.cluster, range(len(self.cluster.workers)), n, "packed")
-        return job.experiment.with_(workers=own)
 
     def _placed(self, how: str, draw: int) -> Places:
         free, places = set(self.free), []

@@ -29,9 +29,7 @@ from typing import Annotated, Any
 from ddlsim.arguments import Count, Positive, checked
 from ddlsim.cluster import Cluster, ClusterLike, load_cluster
 from ddlsim.cluster.groups import machines_of
-from ddlsim.compression import Compression
 from ddlsim.compression.choice import compression_of
-from ddlsim.compression.contract import AnyCompressor
 from ddlsim.errors import ConfigError, listed
 from ddlsim.learning import Training
 from ddlsim.plain import read_toml
@@ -56,7 +54,7 @@ from ddlsim.run.sensitivity import sensitivities
 from ddlsim.run.simulate import complete
 from ddlsim.schema import Source
 from ddlsim.spread import Spread
-from ddlsim.strategies import Splits, Strategy, contract
+from ddlsim.strategies import Splits, contract
 from ddlsim.strategies.splits import SIZES, text_of_invalid
 from ddlsim.units import si
 from ddlsim.workload.model import Model, ModelLike, load_model
@@ -274,7 +272,11 @@ def recommend(
     loaded = [load_cluster(one) for one in several]
     what = _lesson(target, training, learning_model, base, samples)
     template = _template(base, load_model(model), loaded[0])
-    packed = _compressions(compressions, strategies)
+    if compressions is not None and not compressions:
+        raise ConfigError("recommend: compressions is empty; use [None] for no compression")
+    packed = [None] if compressions is None else [compression_of(one) for one in compressions]
+    if compressions is None and strategies is None:
+        packed = list(COMPRESSIONS)
     options, invalid = candidates(template, loaded, workers, strategies, packed, batch_sizes or BATCH_SIZES)
     priced, notes = _priced(options, target)
     with Evaluator(jobs, progress, min(len(options), LARGEST_WAVE)) as evaluator:
@@ -380,16 +382,6 @@ def _lesson(
         )
     learns = None if model is None else load_model(model)
     return lesson(training, learns, target, float("inf") if base is None else si(base.max_time, "time"))
-
-
-def _compressions(
-    given: Sequence[Compression | AnyCompressor | None] | None, strategies: Sequence[Splits | Strategy] | None
-) -> list[Compression | None]:
-    if given is None:
-        return list(COMPRESSIONS) if strategies is None else [None]
-    if not given:
-        raise ConfigError("recommend: compressions is empty; use [None] for no compression")
-    return [compression_of(one) for one in given]
 
 
 def _priced(options: Sequence[Candidate], target: Target) -> tuple[bool, list[str]]:

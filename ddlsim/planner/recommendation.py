@@ -288,7 +288,8 @@ def choice_rows(plan: Recommendation) -> list[tuple[str, str]]:
     rows = [("target", _target(plan.target)), ("searched", _searched(plan)), *_verdict(plan), *_certainty(plan)]
     said: set[str] = set()
     for i, choice in enumerate(plan.choices):
-        rows += [("", ""), (_title(i, choice), str(choice)), ("", _figures(plan, choice)), *_range(plan, choice)]
+        title = ("best" if i == 0 else f"{i + 1}.") + ("" if choice.exact else " *")
+        rows += [("", ""), (title, str(choice)), ("", _figures(plan, choice)), *_range(plan, choice)]
         new = [reason for reason in choice.reasons if reason not in said]  # the others are shown above
         rows += [("why" if j == 0 else "", reason) for j, reason in enumerate(new)]
         said.update(new)
@@ -413,11 +414,6 @@ def _missed(miss: Miss) -> str:
         values = write(miss.value), write(miss.limit)
     share = f" by {percent(miss.share)}" if math.isfinite(miss.share) else ""
     return f"the {miss.what}{share}: {values[0]} instead of {values[1]}"
-
-
-def _title(i: int, choice: Choice) -> str:
-    name = "best" if i == 0 else f"{i + 1}."
-    return name if choice.exact else f"{name} *"
 
 
 def _figures(plan: Recommendation, choice: Choice) -> str:

@@ -259,7 +259,11 @@ def html_report(
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     blocks: Any = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
-    environment = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, finalize=_shown, **blocks)
+
+    def escaped(value: object) -> object:  # HTML is returned unchanged
+        return shown(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+    environment = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, finalize=escaped, **blocks)
     summary, fields = table.summary, varied(table)
     if metric and len(summary):
         table.known(metric)  # raises for an unknown metric
@@ -298,11 +302,6 @@ def html_report(
         reasons=reasons(table),
         remarks=[(kind, _remarks(table, kind)) for kind in ("warnings", "notes")],
     )
-
-
-def _shown(value: object) -> object:
-    """Return a text with escaped control characters; HTML is returned unchanged."""
-    return shown(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def _findings(name: str, table: Table, rows: Sequence[int], metric: str, question: str) -> Findings:

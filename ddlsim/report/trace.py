@@ -102,7 +102,10 @@ class _Part:
                 place = {"pid": pid, "tid": tid}
                 events.append({"ph": "M", "name": "thread_name", "args": {"name": shown(name)}, **place})
                 events.append({"ph": "M", "name": "thread_sort_index", "args": {"sort_index": tid}, **place})
-                events += [_event(span, place) for span in track]
+                for span in track:
+                    name = span.kind if span.kind == span.name else f"{span.kind}: {span.name}"
+                    times = {"ts": span.start * 1e6, "dur": (span.end - span.start) * 1e6}
+                    events.append({"ph": "X", "name": shown(name), "cat": span.kind, **times, **place})
         return events
 
     def _links(self) -> dict[str, list[Span]]:
@@ -123,13 +126,6 @@ class _Part:
             begins, ends = _merged(start[kept], end[kept], self.n_intervals) if kept.any() else ([], [])
             tracks[name] = [Span(name, "busy", "busy", s, e) for s, e in zip(begins, ends, strict=True)]
         return tracks
-
-
-def _event(span: Span, place: dict[str, int]) -> Event:
-    name = span.kind if span.kind == span.name else f"{span.kind}: {span.name}"
-    begin = span.start * 1e6
-    duration = (span.end - span.start) * 1e6
-    return {"ph": "X", "name": shown(name), "cat": span.kind, "ts": begin, "dur": duration, **place}
 
 
 def _tracks(spans: Iterable[Span]) -> dict[str, list[Span]]:

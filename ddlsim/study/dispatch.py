@@ -192,7 +192,10 @@ class _Dispatcher:
             self.save([(point, Outcome(FAILED, _DIED)) for point in guilty])
         again = [point for point in points if point not in guilty]
         if again:
-            print(shown(f"a worker process has died ({how}); {_listed(again)}"), file=sys.stderr, flush=True)
+            named = "; ".join(map(str, again[:_NAMED]))
+            named += f" and {len(again) - _NAMED} more" if len(again) > _NAMED else ""
+            text = f"a worker process has died ({how}); simulating {count(len(again), 'point')} again: {named}"
+            print(shown(text), file=sys.stderr, flush=True)
         self.pending.extendleft(reversed(again))
 
     def refused(self, points: list[Point], error: Exception) -> None:
@@ -222,11 +225,6 @@ class _Dispatcher:
 
 def _broken() -> DdlsimError:
     return DdlsimError("a worker of the executor died; run the study again with a new executor")
-
-
-def _listed(points: Sequence[Point]) -> str:
-    more = f" and {len(points) - _NAMED} more" if len(points) > _NAMED else ""
-    return f"simulating {count(len(points), 'point')} again: {'; '.join(map(str, points[:_NAMED]))}{more}"
 
 
 class Simulations:

@@ -80,15 +80,11 @@ class Packer:
             ) from None
         fresh = [digest for digest in pickler.found if digest not in self._pickles]
         for digest in fresh:
-            self._pickles[digest] = _pickle_part(pickler.found[digest])
+            part, content = pickler.found[digest], io.BytesIO()
+            # without cached properties, which would be sent along
+            _Pickler(content, None).dump(dataclasses.replace(part) if isinstance(part, Cluster) else part)
+            self._pickles[digest] = content.getvalue()
         return Parcel(file.getvalue(), {digest: self._pickles[digest] for digest in {*fresh, *wanted}}, stability)
-
-
-def _pickle_part(part: object) -> bytes:
-    file = io.BytesIO()
-    # without cached properties, which would be sent along
-    _Pickler(file, None).dump(dataclasses.replace(part) if isinstance(part, Cluster) else part)
-    return file.getvalue()
 
 
 class _Kept:

@@ -500,7 +500,10 @@ def calibrate(
     chosen = [row for _, _, own in fits for row in own]
     used, counts = {id(row) for row in chosen}, [row.row.n_ranks for row in chosen] or [2]
     ranks = min(counts), max(counts)
-    residuals = tuple(_residual(row, result, id(row) in used) for row in links)
+    residuals = tuple(
+        Residual(m.operation, m.backend, m.n_ranks, m.n_hosts, m.nbytes, m.median_s, seconds, fitted)
+        for m, seconds, fitted in ((row.row, row.case.seconds(result), id(row) in used) for row in links)
+    )
     notes += [note for i in (1, 0) for note in _bad_fit([r for r in residuals if r.fitted and (r.n_hosts == 1) == i])]
     versions = tuple(dict.fromkeys(row.row.version for row in links if row.row.version))
     scatter = (0.0, 1.0, 0.0)
@@ -555,11 +558,6 @@ def _parameters(
         found.append(Parameter(name, value, value / factor, value * factor, before, ends))
         covariance[-1, -1] = variance
     return tuple(found), covariance
-
-
-def _residual(row: LinkRow, cluster: Cluster, fitted: bool) -> Residual:
-    m, predicted = row.row, row.case.seconds(cluster)
-    return Residual(m.operation, m.backend, m.n_ranks, m.n_hosts, m.nbytes, m.median_s, predicted, fitted)
 
 
 def _bad_fit(residuals: Sequence[Residual]) -> list[str]:

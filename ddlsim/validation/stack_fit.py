@@ -346,7 +346,10 @@ class _Fitting:
             # a small fixed time has no effect in the logarithm, so the search starts at the linear solution
             change = np.linalg.lstsq((slopes / self.seconds).T, 1.0 - here / self.seconds, rcond=None)[0]
             start = _coordinates(names, begin + change)
-            predict = functools.partial(_linear, names, here, begin, slopes)
+
+            def predict(values: Floats, here: Floats = here, begin: Floats = begin, slopes: Floats = slopes) -> Floats:
+                return np.maximum(here + (_coordinates(names, values) - begin) @ slopes, 1e-3 * here)
+
             start = np.where(start > 0.0, start, point).tolist()
             fit = fit_logs(predict, self.seconds, names, start, priors, {"gemm": 1.0})
             values = np.exp(fit.logs)
@@ -364,10 +367,6 @@ def _is_better(more: LogFit, less: LogFit) -> bool:
 
 def _coordinates(names: Sequence[str], values: Floats) -> Floats:
     return np.array([1.0 / v if name == "gemm" else v for name, v in zip(names, values, strict=True)])
-
-
-def _linear(names: Sequence[str], here: Floats, begin: Floats, slopes: Floats, values: Floats) -> Floats:
-    return np.maximum(here + (_coordinates(names, values) - begin) @ slopes, 1e-3 * here)
 
 
 # ---------------------------------------------------------------- input of a fit
