@@ -124,16 +124,17 @@ class FailureFreeTimeline:
             return np.empty(0, dtype=np.int64)
         steps, done = [], 0.0
         due = self.every * (1.0 - 1e-12)  # a step that ends exactly when the checkpoint is due is not too early
-        while True:
-            step = self.count(done + due)  # the next one is the first that ends later
-            step += not (step and self.end_of(np.array(step)) == done + due)
-            if step > self.n_steps:
-                break
+        while (step := self._first_at(done + due)) <= self.n_steps:
             steps.append(step)
             done = float(self.end_of(np.array(step)))
         if not self.cycle and (not steps or steps[-1] < self.n_steps):
             steps.append(self.n_steps)
         return np.array(steps, dtype=np.int64)
+
+    def _first_at(self, time: float) -> int:
+        """Return the number of the first step that ends at `time` or later; one more than the last if there is none."""
+        steps = self.count(time)
+        return steps if steps and self.end_of(np.array(steps)) == time else steps + 1
 
     @cached_property
     def saved_at(self) -> Floats:
