@@ -11,21 +11,22 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Annotated, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import ddlsim
 from ddlsim.arguments import Rule, Seed, checked, integer, one_of
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.data import load_data
 from ddlsim.data.dataset import DataSet
-from ddlsim.errors import ConfigError, shown
+from ddlsim.errors import ConfigError, DdlsimError, shown
 from ddlsim.output_files import write_text
+from ddlsim.plain import read_toml
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import SCHEMA
-from ddlsim.schema import changed_arguments, to_toml, toml_key, toml_value
+from ddlsim.schema import Source, changed_arguments, required, to_toml, toml_key, toml_value, unknown_key
 from ddlsim.strategies import contract
 from ddlsim.strategies.contract import Contract
 from ddlsim.strategies.splits import text_of_invalid
@@ -516,3 +517,64 @@ def _layouts(family: Contract, experiment: Experiment, loader: Loader) -> list[o
             f"{batch_size}: {text_of_invalid(invalid)}"
         )
     return layouts
+
+
+#: fields for which "none" means None
+_OPTIONAL = frozenset(each.name for each in fields(Experiment) if each.default is None)
+
+
+@checked
+def load_study(source: str | Path, *, allow_code: bool = False) -> Study:
+    """Load a study from a TOML file.
+
+    source      path of the file: a base experiment as in an experiment file, and lists of values for its fields
+                (docs/studies.md)
+    allow_code  whether the file may contain "package.module:Name", which imports and runs code, as in experiment files
+
+    Raises :class:`~ddlsim.errors.ConfigError` for an invalid file; the message contains the file, field, value and
+    rule, and suggests a correction.
+    """
+    path = Path(source)
+    here = Source(path.parent, allow_code)
+    table = read_toml(path)
+    varied = table.pop("vary", None)
+    if not isinstance(varied, Mapping):
+        known = SCHEMA.arguments_of(Study)
+        for name in table:
+            if name not in known:
+                raise unknown_key(name, known, str(path), table)
+        if varied is None:
+            raise ConfigError(f"{path}: the key 'vary' is missing; add a table [vary]")
+        raise ConfigError(f"{path}: vary = {shown(varied)}: must be a table of fields and their values")
+    arguments: dict[str, Any] = SCHEMA.arguments(Study, table, str(path), here, ": ", partial=True)
+    if missing := [name for name in required(Study) if name not in (*arguments, "vary")]:
+        key = missing[0]
+        raise ConfigError(f"{path}: the key {key!r} is missing; add {key} = ...")
+    arguments["vary"] = {field: _values(path, field, values, here) for field, values in varied.items()}
+    try:
+        return Study(**arguments)
+    except DdlsimError as error:
+        raise type(error)(f"{path}: {error}") from None
+
+
+def _values(path: Path, field: str, values: object, source: Source) -> list[object] | dict[str, object] | Range:
+    where = f"{path}: vary.{field if len(field) <= 80 else f'{field[:77]}...'}"
+    if isinstance(values, Mapping) and not {"low", "high"} & set(values):
+        return {name: _value(field, value, f"{where}.{name}", source) for name, value in values.items()}
+    if isinstance(values, Mapping):
+        return SCHEMA.build(Range, values, where, source)
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise ConfigError(f"{where} = {shown(values)}: must be a list of values, even for a single value")
+    return [_value(field, value, f"{where}[{i}]", source) for i, value in enumerate(values)]
+
+
+def _value(field: str, value: object, where: str, source: Source) -> object:
+    """Convert a value in a list: tables become objects, and file names are resolved from the study's folder."""
+    paths = paths_of(field)
+    if len(paths) > 1 and isinstance(value, list) and len(value) == len(paths):
+        return tuple(_value(one, each, where, source) for one, each in zip(paths, value, strict=True))
+    if value == "none" and field in _OPTIONAL:
+        return None
+    annotation = SCHEMA.annotation_at(Experiment, field)
+    made = SCHEMA.value(annotation, value, where, field.rpartition(".")[2], source)
+    return tuple(made) if isinstance(made, list) else made
