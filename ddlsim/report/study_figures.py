@@ -341,9 +341,10 @@ def one_change(table: Table, path: str | Path | None = None, *, metric: str = "t
     named_rows(axes, [drawn(labels.label_of_axis(field, table.axes)) for field, _ in found])
     left, right = min(c[0][0] for _, c in found), max(c[-1][0] for _, c in found)
     space = 0.6 * max(right - left, 1e-6)  # for the labels next to the bars
-    axes.set_xlim(left - space, right + space)
+    axes.set(
+        xlim=(left - space, right + space), xlabel=f"{METRICS[metric].heading} relative to the best configuration (%)"
+    )
     axes.set_xticks([tick for tick in axes.get_xticks() if left <= tick <= right])
-    axes.set_xlabel(f"{METRICS[metric].heading} relative to the best configuration (%)")
     titled(made, f"best: {label_of(best, varied(table))}")
     axes.grid(alpha=0.3, axis="x")
     return saved(axes, path)
@@ -404,9 +405,8 @@ def learning(table: Table, path: str | Path | None = None, *, n: int = N_LINES) 
         at, mean, half, _ = mean_line([part.to_numpy(np.float64).T * [[1.0], [100.0]] for part in seeds], 0.95)
         label = drawn(textwrap.fill(label_of(settings, varied(table)), 34))
         learning_curve(axes, i, label, at, mean, half)
-    axes.set_xlabel("simulated time")
+    axes.set(xlabel="simulated time", ylabel="held-out accuracy (%)")
     axes.xaxis.set_major_formatter(lambda value, _: seconds(value))
-    axes.set_ylabel("held-out accuracy (%)")
     axes.set_xlim(left=0.0)
     within_percent(axes)
     return _finished(axes, path)
