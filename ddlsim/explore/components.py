@@ -255,11 +255,11 @@ def stacked(shares: Mapping[str, float], styles: Mapping[str, tuple[str, str]], 
         f'<span style="width:{100.0 * share:.3f}%;background:{colour}" title="{plain(label)}"></span>'
         for colour, label, share in parts
     )
-    keys = "".join(
+    keys = (
         f'<span class="key"><i style="background:{colour}"></i>{plain(label)} <b>{write(share)}</b></span>'
         for colour, label, share in parts
     )
-    return f'<div class="bar" role="img" aria-label="{plain(words)}">{pieces}</div><div>{keys}</div>'
+    return f'<div class="bar" role="img" aria-label="{plain(words)}">{pieces}</div><div>{"".join(keys)}</div>'
 
 
 def legend(parts: Sequence[tuple[str, str]]) -> str:

@@ -218,14 +218,12 @@ class Table:
         if path.suffix == ".csv":
             save_csv(self.frame, path)
         elif path.suffix == ".parquet":
-            with replacing(path) as file:
-                try:
+            try:
+                with replacing(path) as file:
                     file.write(self.frame.to_parquet(None, index=False))
-                except ImportError:
-                    raise ConfigError(
-                        f"{path}: writing Parquet needs pyarrow; install it with: pip install 'ddlsim[parquet]', or "
-                        "use .csv"
-                    ) from None
+            except ImportError:
+                remedy = "install it with: pip install 'ddlsim[parquet]', or use .csv"
+                raise ConfigError(f"{path}: writing Parquet needs pyarrow; {remedy}") from None
         elif path.suffix == ".json":
             write_text(path, json.dumps(json_rows(self.frame), indent=1))
         else:

@@ -66,8 +66,7 @@ def worker_counts(text: str, cluster: str) -> list[int]:
     """
     if not text.strip():
         most = min(len(load_cluster(cluster).workers), MOST_WORKERS)
-        found = {2**i for i in range(most.bit_length()) if 2**i <= most} | {most}
-        return sorted(found)
+        return sorted({2**i for i in range(most.bit_length())} | {most})
     return sorted(set(whole_numbers(text, "workers")))
 
 
@@ -133,13 +132,9 @@ def series(scaled: Scaled, metric: str) -> dict[str, Mapping[str, Sequence[float
     found: dict[str, Mapping[str, Sequence[float]]] = {}
     for label, part in scaled.summary.groupby("strategy", sort=False):
         known = part[part[metric].map(math.isfinite)].sort_values("workers")
-        found[str(label)] = {
-            "workers": known["workers"].astype(int).tolist(),
-            **{
-                column: (factor * known[name]).tolist()
-                for column, name in (("value", metric), ("low", f"{metric}_low"), ("high", f"{metric}_high"))
-            },
-        }
+        names = {"value": metric, "low": f"{metric}_low", "high": f"{metric}_high"}
+        values = {column: (factor * known[name]).tolist() for column, name in names.items()}
+        found[str(label)] = {"workers": known["workers"].astype(int).tolist(), **values}
     if metric == "throughput" and len(scaled.summary):
         first = scaled.summary[scaled.summary["strategy"] == scaled.summary["strategy"].iloc[0]].sort_values("workers")
         ideal = (first["throughput"] / first["efficiency"]).tolist()
