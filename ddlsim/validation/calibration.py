@@ -506,9 +506,7 @@ def calibrate(
     )
     notes += [note for i in (1, 0) for note in _bad_fit([r for r in residuals if r.fitted and (r.n_hosts == 1) == i])]
     versions = tuple(dict.fromkeys(row.row.version for row in links if row.row.version))
-    scatter = (0.0, 1.0, 0.0)
-    if fits:
-        scatter = (fits[-1][0].spread, fits[-1][0].dof, fits[-1][0].absolute)
+    scatter = (fits[-1][0].spread, fits[-1][0].dof, fits[-1][0].absolute) if fits else (0.0, 1.0, 0.0)
     curves = _curves(links, result, {own[0].link_class: fit.absolute for fit, _, own in fits})
     jitter = fit_jitter(times) if times else None
     sources, texts = (tuple(dict.fromkeys(each)) for each in (found.sources, [*notes, *_mixed(links)]))

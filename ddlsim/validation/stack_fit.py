@@ -116,12 +116,8 @@ class StackFit:
         ]
         error = self.error if self.runs else None
         about: dict[str, object] = {"left_out": dict(self.left_out), "spread": self.stack.spread, "error": error}
-        about |= {
-            "runs": rows,
-            "single_worker_runs": [run.place for run in self.alone],
-            "warnings": list(self.warnings),
-        }
-        return {"stack": self.base.name, **numbers, **about}
+        about |= {"runs": rows, "single_worker_runs": [run.place for run in self.alone]}
+        return {"stack": self.base.name, **numbers, **about, "warnings": list(self.warnings)}
 
     def __str__(self) -> str:
         lines = [f"warning: {warning}" for warning in self.warnings]
@@ -148,9 +144,8 @@ class StackFit:
         rows = [("run", "measured", "predicted", "error")]
         for run, value in zip(self.runs, self.predicted, strict=True):
             what = f"{run.model or 'run'} on {run.workers}, {run.strategy or 'all-reduce'}, batch {run.batch_size}"
-            rows.append(
-                (what, f"{run.throughput:.4g}/s", f"{value:.4g}/s", percent(value / run.throughput - 1.0, sign="+"))
-            )
+            error = percent(value / run.throughput - 1.0, sign="+")
+            rows.append((what, f"{run.throughput:.4g}/s", f"{value:.4g}/s", error))
         return "\n".join([*lines, "", *aligned(rows, left=(0,))])
 
 
