@@ -138,9 +138,8 @@ def reasons(best: Trial, found: Sequence[Trial], search: Search) -> tuple[str, .
         near = [other for other in found if _differs_in(best, other, dimension)]
         if best.candidate.sizes:  # simulating a split takes long, and its bound is sufficient
             other, figures = _best_known(near, search)
-        else:
-            other = _best_of(near, search)
-            figures = None if other is None else other.figures
+        elif (other := _best_of(near, search)) is not None:
+            figures = other.figures
         if other is not None:
             value = other.candidate.settings[dimension]
             name = _NAMES.get(dimension, dimension)

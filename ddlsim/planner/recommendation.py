@@ -222,14 +222,10 @@ class Recommendation:
         figures = choice.figures
         finite = figures.total_time is not None and math.isfinite(figures.total_time)
         cost = self.cost(figures)
+        ends = None if choice.range is None else (choice.range.low, choice.range.high)
         speed: dict[str, object] = {"throughput": figures.throughput, "throughput_spread": figures.spread}
-        speed |= {"throughput_range": None, "cost_range": None}
-        if choice.range is not None:
-            ends = choice.range.low, choice.range.high
-            speed |= {
-                "throughput_range": [end.throughput for end in ends],
-                "cost_range": [self.cost(end) for end in ends],
-            }
+        speed["throughput_range"] = None if ends is None else [end.throughput for end in ends]
+        speed["cost_range"] = None if ends is None else [self.cost(end) for end in ends]
         spent = {"time": figures.total_time if finite else None, "cost": cost if math.isfinite(cost) else None}
         missed = {miss.what: miss.share for miss in choice.misses if 0.0 < miss.share < math.inf}
         said = {"accuracy": choice.accuracy, "missed": missed, "reasons": list(choice.reasons)}
@@ -383,15 +379,10 @@ def _long(value: float) -> str:
 
 def _searched(plan: Recommendation) -> str:
     status = Counter(found.status for found in plan.found)
+    words = {PRUNED: "excluded by a bound", OUT: "do not fit", UNTRIED: "not simulated"}
     parts = [f"{count(status[SIMULATED], 'configuration')} simulated"]
-    if status[PRUNED]:
-        parts.append(f"{status[PRUNED]} excluded by a bound")
-    if status[OUT]:
-        parts.append(f"{status[OUT]} do not fit")
-    if status[UNTRIED]:
-        parts.append(f"{status[UNTRIED]} not simulated")
-    if plan.interrupted:
-        parts.append("interrupted: crossovers, sensitivities and rules may be missing")
+    parts += [f"{status[state]} {text}" for state, text in words.items() if status[state]]
+    parts += ["interrupted: crossovers, sensitivities and rules may be missing"] if plan.interrupted else []
     return ", ".join(parts)
 
 
@@ -399,9 +390,8 @@ def _verdict(plan: Recommendation) -> list[tuple[str, str]]:
     if plan.meets_target:
         return []
     missed = " and ".join(_missed(miss) for miss in plan.best.misses if miss.share > 0.0)
-    if plan.interrupted:
-        return [("not met", f"no configuration simulated so far meets the target; the nearest misses {missed}")]
-    return [("impossible", f"no configuration meets the target; the nearest misses {missed}")]
+    label, so_far = ("not met", " simulated so far") if plan.interrupted else ("impossible", "")
+    return [(label, f"no configuration{so_far} meets the target; the nearest misses {missed}")]
 
 
 def _missed(miss: Miss) -> str:
@@ -445,11 +435,13 @@ def _range(plan: Recommendation, choice: Choice) -> list[tuple[str, str]]:
 
 def _certainty(plan: Recommendation) -> list[tuple[str, str]]:
     """Describe whether the best choice remains the best within the ranges."""
+    if plan.rivals is None:
+        return []
+    text = "certain: the best stays the best, although published runs on these devices disagree"
     if plan.rivals:
         better = "; ".join(plan.rivals)
-        return [("ranking", f"uncertain, because published runs on these devices disagree; may be better: {better}")]
-    text = "certain: the best stays the best, although published runs on these devices disagree"
-    return [] if plan.rivals is None else [("ranking", text)]
+        text = f"uncertain, because published runs on these devices disagree; may be better: {better}"
+    return [("ranking", text)]
 
 
 def _skipped(plan: Recommendation) -> Iterator[tuple[str, str]]:

@@ -575,12 +575,12 @@ def _few_lines(table: Table, metric: str) -> tuple[Table, str]:
 def _by_spread(table: Table, metric: str) -> list[str]:
     """Return the varied fields, sorted by the spread of the best metric over their values."""
     ranked = table.best(metric, n=len(table.members))  # the first row of each value is its best
-    spread: dict[str, float] = {}
-    for field in varied(table):
-        tops = ranked.groupby(field, sort=False)[metric].first().to_numpy(np.float64)
-        low, high = float(tops.min()), float(tops.max())
-        spread[field] = math.log(high / low) if low > 0.0 else high - low
-    return sorted(spread, key=lambda field: -spread[field])
+
+    def spread(field: str) -> float:
+        tops = ranked.groupby(field, sort=False)[metric].first()
+        return math.log(tops.max() / tops.min()) if tops.min() > 0.0 else float(tops.max() - tops.min())
+
+    return sorted(varied(table), key=spread, reverse=True)
 
 
 def _heat_maps(table: Table, metric: str) -> Iterator[Picture]:

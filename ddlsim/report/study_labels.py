@@ -311,13 +311,12 @@ def _effect(gains: Sequence[float], metric: str) -> str:
 def _what(field: str, old: object, new: object) -> str:
     """Return "NIC bandwidth 100 instead of 25 Gbit/s", "ring instead of servers", "64 instead of 32 workers"."""
     (number, _, unit), (other, _, its_unit) = (plain(value).partition(" ") for value in (new, old))
+    text, before = named(field, new), named(field, old)
     if field == "workers":
         return f"{number} instead of {other} workers"
     if unit and unit == its_unit and number[:1].isdigit() and other[:1].isdigit():
-        return named(field, new).removesuffix(f" {unit}") + f" instead of {other} {unit}"
-    text, before = named(field, new), named(field, old)
-    name = text.removesuffix(plain(new))
-    return f"{text} instead of {before.removeprefix(name) if name else before}"
+        return f"{text.removesuffix(f' {unit}')} instead of {other} {unit}"
+    return f"{text} instead of {before.removeprefix(text.removesuffix(plain(new)))}"
 
 
 def _named_in(question: str, change: Change) -> int:

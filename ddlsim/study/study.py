@@ -157,8 +157,8 @@ class Study:
     design_seed: Seed = 0
     stability: bool = False
     search: Search | None = None
-    _finished: dict[str, Table] = field(default_factory=dict, init=False, repr=False)
-    _found: dict[str, list[Point]] = field(default_factory=dict, init=False, repr=False)
+    #: the table and the points of the last run
+    _finished: list[tuple[Table, list[Point]]] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         for path, values in self.vary.items():
@@ -212,8 +212,9 @@ class Study:
         def matters(other: str) -> bool:
             return path == other or path.startswith(f"{other}.")
 
+        rows: Iterable[dict[str, object]] = ()
         if self.search is None:
-            rows: Iterable[dict[str, object]] = self._rows
+            rows = self._rows
         else:
             keys = [key for key in self.vary if any(map(matters, paths_of(key)))]
             values = ([v.at(0.0)] if isinstance(v := self.vary[key], Range) else list(v) for key in keys)
@@ -252,7 +253,7 @@ class Study:
         """
         if self.search is not None:
             self.table  # noqa: B018  # refuses if there is none
-            return self._found["points"]
+            return self._finished[0][1]
         base = self._loader.base(self.base)
         rows = list(with_layouts(self._named_rows, self._rows, base, self._loader))
         labels = {path: labels_of([row.named[path] for row in rows]) for path in self.vary}
@@ -273,13 +274,12 @@ class Study:
             made = None if error else loader.loaded(changed(base, loader.settings(row.settings)))
         except ConfigError as refused:
             error = str(refused)
+        bared = {path: bare(value) for path, value in row.settings.items()}
         for seed in self._seeds:
-            if made is not None:
-                experiment = made.with_(seed=seed)
+            experiment = None if made is None else made.with_(seed=seed)
+            if experiment is not None:
                 text = text_of(experiment, loader.digests, stability=self.stability)
             else:
-                experiment = None
-                bared = {path: bare(value) for path, value in row.settings.items()}
                 text = json.dumps([ddlsim.__version__, canonical([self.base, bared, seed], loader.digests)])
             yield Point(settings, seed, experiment, error, key_of(text), text)
 
@@ -346,7 +346,7 @@ class Study:
             texts = {key: point.text for key, point in unique.items()}
             metrics = () if self.search is None else self.search.metrics
             table = Table(list(self.vary), _members(points), opened.outcomes(unique), not whole, texts, metrics)
-        self._finished["table"], self._found["points"] = table, points
+        self._finished[:] = [(table, points)]
         return table
 
     def _searched(self, search: Search, store: Store, simulations: Simulations) -> tuple[list[Point], bool]:
@@ -387,9 +387,9 @@ class Study:
     @property
     def table(self) -> Table:
         """The table of the last run. Raises ConfigError before the first."""
-        if "table" not in self._finished:
+        if not self._finished:
             raise ConfigError("the study has not been run; call study.run(store='study.sqlite') first")
-        return self._finished["table"]
+        return self._finished[0][0]
 
     best = _of_table(Table.best)
     pareto = _of_table(Table.pareto)
@@ -495,12 +495,10 @@ def with_layouts(
             yield Row(named, row, str(error))
             continue
         for way in layouts:
-            shown = named[key]
-            if isinstance(shown, tuple | list):  # fields that change together
-                together = zip(paths_of(key), shown, strict=True)
-                shown = tuple(way if path == "strategy" else value for path, value in together)
-            else:
-                shown = way
+            shown, together = way, named[key]
+            if isinstance(together, tuple | list):  # fields that change together
+                pairs = zip(paths_of(key), together, strict=True)
+                shown = tuple(way if path == "strategy" else value for path, value in pairs)
             yield Row({**named, key: shown}, {**row, "strategy": way})
 
 
