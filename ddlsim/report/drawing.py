@@ -162,7 +162,7 @@ def time_bars(axes: Axes, shares: Mapping[str, Floats], width: float, *, upright
     before = np.zeros(len(next(iter(shares.values()), ())))
     draw = axes.bar if upright else axes.barh
     for kind, (colour, hatch, label) in time_styles(shares).items():
-        look = {"color": colour, "hatch": hatch, "label": label if shares[kind].any() else None}
+        look: Any = {"color": colour, "hatch": hatch, "label": label if shares[kind].any() else None}
         draw(range(len(before)), shares[kind], width, before, edgecolor="white", **look)
         before += shares[kind]
 

@@ -200,7 +200,7 @@ def changes(table: Table, metric: str, question: str = "") -> list[Change]:
     if not is_known(table, metric):
         return []
     rows = table.known(metric)
-    rows = rows.assign(_place=table.places(rows, metric))
+    rows = rows.assign(_place=table.places(rows, metric)).reset_index(drop=True)
     best = rows.iloc[int(rows["_place"].argmin())]
     found = [change for field in varied(table) for change in _of_field(table, rows, field, metric, best)]
     return sorted(found, key=lambda change: (-_named_in(question, change), -abs(change.gain)))
@@ -243,14 +243,14 @@ def _of_field(table: Table, rows: pd.DataFrame, field: str, metric: str, best: p
     found = []
     for old, new in _pairs(rows[field].drop_duplicates().tolist(), best[field]):
         pairs = [(group[plain(old)], group[plain(new)]) for group in groups if {plain(old), plain(new)} <= group.keys()]
-        pairs.sort(key=lambda pair: min(rows.loc[list(pair), "_place"]))
+        pairs.sort(key=lambda pair: min(rows["_place"].iloc[list(pair)]))
         effects = [(pair, gains) for pair in pairs if (gains := _gains(table, rows, pair, metric))]
         if not effects:
             continue
         (here, gains), means = effects[0], [gains[0] for _, gains in effects]
         ends = [_written(end, metric) for end in (min(means), max(means))]
         width = " to ".join(ends) if ends[0] != ends[1] else ""
-        start = rows.loc[here[0]]
+        start = rows.iloc[here[0]]
         where = label_of(start, [axis for axis in varied(table) if axis != field])
         where = "" if all(plain(start[axis]) == plain(best[axis]) for axis in others) else where
         effect = _effect(gains, metric)
@@ -276,7 +276,7 @@ def _gains(table: Table, rows: pd.DataFrame, pair: tuple[int, int], metric: str)
     common seeds, and for each of these seeds. Empty if unknown."""
     if metric not in table.frame:
         return []
-    before, after = (_of_seeds(table, rows.loc[row], metric) for row in pair)
+    before, after = (_of_seeds(table, rows.iloc[row], metric) for row in pair)
     finite = np.isfinite(before) & np.isfinite(after)
     a, b = before[finite].to_numpy(np.float64), after[finite].to_numpy(np.float64)
     if not len(a):
