@@ -85,26 +85,17 @@ class Placements:
         import pandas as pd
 
         names = [each.name for each in self.given if isinstance(each, Job)]
-        rows = [
-            {
-                "how": each.how,
-                "mean": each.mean,
-                "worst": max(each.slowdowns),
-                **dict(zip(names, each.slowdowns, strict=True)),
-            }
-            for each in sorted(self.tried, key=lambda each: each.mean)
-        ]
-        return pd.DataFrame(rows)
+        ranked = sorted(self.tried, key=lambda each: each.mean)
+        rows = [(each.how, each.mean, max(each.slowdowns), *each.slowdowns) for each in ranked]
+        return pd.DataFrame(rows, columns=["how", "mean", "worst", *names])
 
     def rows(self) -> list[list[str]]:
         """Return the best placement of each kind as lists of strings, headings first."""
         kinds: dict[str, Placement] = {}
         for each in sorted(self.tried, key=lambda each: each.mean):
             kinds.setdefault(each.how, each)
-        return [
-            ["placement", "mean slowdown", "worst"],
-            *([how, f"{each.mean:.3f}", f"{max(each.slowdowns):.3f}"] for how, each in kinds.items()),
-        ]
+        rows = ([how, f"{each.mean:.3f}", f"{max(each.slowdowns):.3f}"] for how, each in kinds.items())
+        return [["placement", "mean slowdown", "worst"], *rows]
 
     def where(self) -> list[str]:
         """Return one line per job: its machines and start time in the best placement."""

@@ -95,13 +95,10 @@ def run_study(study: Study, progress: Progress) -> Scaled:
     progress.check()
     summary = table.summary
     misfits = [text for text in dict.fromkeys(table.frame["error"]) if text]
+    bands = f"bands: 95 % interval of the mean over {study.seeds} seeds of the jitter" if study.seeds != 1 else ""
     if drawn:
         _draw(study, summary, progress)
         bands = f"bands: 95 % prediction interval from the cluster's calibration, {N_DRAWS} simulations of each point"
-    elif study.seeds != 1:
-        bands = f"bands: 95 % interval of the mean over {study.seeds} seeds of the jitter"
-    else:
-        bands = ""
     return Scaled(study, summary, bands, misfits)
 
 
