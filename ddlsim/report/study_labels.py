@@ -237,7 +237,7 @@ def _of_field(table: Table, rows: pd.DataFrame, field: str, metric: str, best: p
     texts = rows.assign(**{axis: rows[axis].map(plain) for axis in table.axes})
     # configurations that differ in this field only: value of the field -> row
     groups = [
-        dict(zip(part[field], part.index, strict=True))
+        dict(zip(part[field], part.index.tolist(), strict=True))
         for _, part in texts.groupby(others or (lambda _: 0), sort=False)
     ]
     found = []
@@ -250,7 +250,7 @@ def _of_field(table: Table, rows: pd.DataFrame, field: str, metric: str, best: p
         (here, gains), means = effects[0], [gains[0] for _, gains in effects]
         ends = [_written(end, metric) for end in (min(means), max(means))]
         width = " to ".join(ends) if ends[0] != ends[1] else ""
-        start = rows.iloc[here[0]]
+        start: pd.Series[Any] = rows.iloc[int(here[0])]
         where = label_of(start, [axis for axis in varied(table) if axis != field])
         where = "" if all(plain(start[axis]) == plain(best[axis]) for axis in others) else where
         effect = _effect(gains, metric)
@@ -276,7 +276,7 @@ def _gains(table: Table, rows: pd.DataFrame, pair: tuple[int, int], metric: str)
     common seeds, and for each of these seeds. Empty if unknown."""
     if metric not in table.frame:
         return []
-    before, after = (_of_seeds(table, rows.iloc[row], metric) for row in pair)
+    before, after = (_of_seeds(table, rows.iloc[int(row)], metric) for row in pair)
     finite = np.isfinite(before) & np.isfinite(after)
     a, b = before[finite].to_numpy(np.float64), after[finite].to_numpy(np.float64)
     if not len(a):

@@ -257,7 +257,7 @@ class Validation:
         """
         import pandas as pd
 
-        rows = []
+        rows: list[dict[str, object]] = []
         for row in self.rows:
             cells = row.run.cells()
             cells.pop("throughput")
