@@ -115,11 +115,13 @@ def _setting(kind: type, name: str, annotation: object, default: object, about: 
 def _choices(kind: type, name: str) -> tuple[str, ...]:
     annotation = annotations_of(kind)[name]
     literals, rule, taken = _literals(annotation), rule_of(annotation), list[str]()
-    for word in () if literals or rule is None else _vocabulary(name):
+    if literals or rule is None:
+        return literals
+    for word in _vocabulary(name):
         with suppress(ConfigError):
             rule(word, name)
             taken.append(word)
-    return literals or tuple(taken)
+    return tuple(taken)
 
 
 def _literals(annotation: object) -> tuple[str, ...]:
