@@ -202,8 +202,18 @@ def changes(table: Table, metric: str, question: str = "") -> list[Change]:
     rows = table.known(metric)
     rows = rows.assign(_place=table.places(rows, metric)).reset_index(drop=True)
     best = rows.iloc[int(rows["_place"].argmin())]
-    found = [change for field in varied(table) for change in _of_field(table, rows, field, metric, best)]
+    seen = {name: _by_seed(table, rows, name) for name in (metric, "cost_per_sample") if name in table.frame}
+    found = [change for field in varied(table) for change in _of_field(table, rows, field, metric, best, seen)]
     return sorted(found, key=lambda change: (-_named_in(question, change), -abs(change.gain)))
+
+
+def _by_seed(table: Table, rows: pd.DataFrame, metric: str) -> list[dict[int, float]]:
+    """Return the known values of a metric for each row of the summary: seed -> value."""
+    frame, axes = table.frame, table.axes
+    seen: dict[tuple[object, ...], dict[int, float]] = {}
+    for seed, value, *key in zip(frame["seed"], frame[metric], *(frame[axis] for axis in axes), strict=True):
+        seen.setdefault(tuple(key), {}).update({int(seed): float(value)} if math.isfinite(value) else {})
+    return [seen[key] for key in zip(*(rows[axis] for axis in axes), strict=True)]
 
 
 def change_lines(table: Table) -> list[str]:
@@ -231,30 +241,37 @@ def cost_line(table: Table) -> str:
     return f"all {count(len(rows), 'run')} to the end would cost {money} on these machines"
 
 
-def _of_field(table: Table, rows: pd.DataFrame, field: str, metric: str, best: pd.Series[Any]) -> list[Change]:
+def _of_field(
+    table: Table,
+    rows: pd.DataFrame,
+    field: str,
+    metric: str,
+    best: pd.Series[Any],
+    seen: Mapping[str, Sequence[Mapping[int, float]]],
+) -> list[Change]:
     """Return the effects of changes of a field, between the configurations in `rows`."""
     others = [axis for axis in table.axes if axis != field]
     texts = rows.assign(**{axis: rows[axis].map(plain) for axis in table.axes})
     # configurations that differ in this field only: value of the field -> row
     groups = [
-        dict(zip(part[field], part.index.tolist(), strict=True))
+        dict(zip(part[field], map(int, part.index), strict=True))
         for _, part in texts.groupby(others or (lambda _: 0), sort=False)
     ]
-    found = []
+    place, found = rows["_place"].tolist(), []
     for old, new in _pairs(rows[field].drop_duplicates().tolist(), best[field]):
         pairs = [(group[plain(old)], group[plain(new)]) for group in groups if {plain(old), plain(new)} <= group.keys()]
-        pairs.sort(key=lambda pair: min(rows["_place"].iloc[list(pair)]))
-        effects = [(pair, gains) for pair in pairs if (gains := _gains(table, rows, pair, metric))]
+        pairs.sort(key=lambda pair: min(place[pair[0]], place[pair[1]]))
+        effects = [(i, j, gains) for i, j in pairs if (gains := _gains(seen[metric][i], seen[metric][j], metric))]
         if not effects:
             continue
-        (here, gains), means = effects[0], [gains[0] for _, gains in effects]
+        (i, j, gains), means = effects[0], [gains[0] for *_, gains in effects]
         ends = [_written(end, metric) for end in (min(means), max(means))]
         width = " to ".join(ends) if ends[0] != ends[1] else ""
-        start: pd.Series[Any] = rows.iloc[int(here[0])]
+        start: pd.Series[Any] = rows.iloc[i]
         where = label_of(start, [axis for axis in varied(table) if axis != field])
         where = "" if all(plain(start[axis]) == plain(best[axis]) for axis in others) else where
-        effect = _effect(gains, metric)
-        if metric != "cost_per_sample" and (cost := _gains(table, rows, here, "cost_per_sample")):
+        effect, costs = _effect(gains, metric), seen.get("cost_per_sample")
+        if costs and metric != "cost_per_sample" and (cost := _gains(costs[i], costs[j], "cost_per_sample")):
             effect += f", {_changed('cost per sample', cost[0], 'cost_per_sample')}"
         found.append(Change(field, _what(field, old, new), gains[0], effect, where, width))
     return found
@@ -271,16 +288,13 @@ def _pairs(values: Sequence[object], best: object) -> list[tuple[object, object]
     return list(itertools.pairwise(rising))
 
 
-def _gains(table: Table, rows: pd.DataFrame, pair: tuple[int, int], metric: str) -> list[float]:
-    """Return the changes of a metric from one row to another (relative; for a share the difference): of the means over
-    common seeds, and for each of these seeds. Empty if unknown."""
-    if metric not in table.frame:
+def _gains(before: Mapping[int, float], after: Mapping[int, float], metric: str) -> list[float]:
+    """Return the changes of a metric (relative; for a share the difference): of the means over common seeds, and for
+    each of these seeds. Empty if unknown."""
+    seeds = [seed for seed in before if seed in after]
+    if not seeds:
         return []
-    before, after = (_of_seeds(table, rows.iloc[int(row)], metric) for row in pair)
-    finite = np.isfinite(before) & np.isfinite(after)
-    a, b = before[finite].to_numpy(np.float64), after[finite].to_numpy(np.float64)
-    if not len(a):
-        return []
+    a, b = (np.array([values[seed] for seed in seeds]) for values in (before, after))
     if METRICS[metric].drawn_in == "%":
         return [float((b - a).mean()), *(b - a).tolist()]
     return [] if (a == 0.0).any() else [float(b.mean() / a.mean() - 1.0), *(b / a - 1.0).tolist()]
@@ -518,7 +532,7 @@ def _runner_up(table: Table, ranked: pd.DataFrame, metric: str) -> str:
 
 
 def _of_seeds(table: Table, settings: pd.Series[float], metric: str) -> pd.Series[float]:
-    return rows_of(table, table.frame, settings).drop_duplicates("seed", keep="last").set_index("seed")[metric]
+    return rows_of(table, table.frame, settings).set_index("seed")[metric]
 
 
 def equal_in_front(table: Table, x: str, y: str) -> list[pd.DataFrame]:
