@@ -54,7 +54,7 @@ LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 #: third-party library -> the packages that may import it
 ROOMS = {
     "simpy": {"runtime", "strategies", "run"},
-    "networkx": {"cluster", "imports"},
+    "networkx": {"cluster", "imports", "report", "lab"},
     "defusedxml": {"cluster", "imports"},
     "yaml": {"imports"},
     "numba": {"code_images", "numba_compiler", "network", "nn"},

@@ -45,14 +45,11 @@ def _settings(path: Path) -> list[str]:
     for place in _SETTABLE:
         table = file.get(place)
         values = table if isinstance(table, dict) else {}
-        single = {key: value for key, value in values.items() if key != "type" and not isinstance(value, list | dict)}
-        found += [f"{key}={_text(value)}" for key, value in single.items()]
+        for key, value in values.items():
+            if key != "type" and not isinstance(value, list | dict):
+                text = str(value).lower() if isinstance(value, bool) else str(value)
+                found.append(f"{key}={text.replace(' ', '')}")  # the shell would require spaces to be quoted
     return sorted({*found, *(f"transport={name}" for name in ("ideal", *PROTOCOLS))})
-
-
-def _text(value: object) -> str:
-    """Return a value as one word, without spaces, which the shell would require to be quoted: "25Gbit/s"."""
-    return str(value).lower() if isinstance(value, bool) else str(value).replace(" ", "")
 
 
 def models(incomplete: str) -> list[str]:

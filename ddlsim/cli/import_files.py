@@ -106,12 +106,8 @@ def import_file(
     timings: Sequence[Timing] = ()
     if isinstance(content, MlperfRun):
         time = "unknown time" if math.isnan(content.run_s) else f"{content.run_s:.6g} s"
-        typer.echo(
-            shown(
-                f"{content.benchmark}: {content.status or 'no status'}, {time}, "
-                f"{len(content.accuracies)} accuracies, {len(content.epochs)} epochs"
-            )
-        )
+        counts = f"{len(content.accuracies)} accuracies, {len(content.epochs)} epochs"
+        typer.echo(shown(f"{content.benchmark}: {content.status or 'no status'}, {time}, {counts}"))
         for note in content.notes:
             typer.echo(shown(f"note: {note}"), err=True)
         timings = content.timings

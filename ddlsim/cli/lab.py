@@ -74,9 +74,7 @@ def lab(
     from ddlsim.lab.laboratory import BUSY
 
     n_busy = sum(c.row.note.endswith(BUSY) for c in comparisons)
-    notes = list(fabric.notes)
-    notes += [f"{n_busy} rows{BUSY}"] if n_busy else []
-    for note in notes:
+    for note in (*fabric.notes, *([f"{n_busy} rows{BUSY}"] if n_busy else [])):
         typer.echo(shown(f"note: {note}"), err=True)
     if interrupted:
         raise typer.Exit(130)
@@ -108,16 +106,10 @@ def _cells(comparison: Comparison, as_json: bool) -> dict[str, object]:
 
     row = comparison.row
     if as_json:
-        return {
-            "operation": comparison.label,
-            "nbytes": row.nbytes,
-            "measured_s": row.median_s,
-            "min_s": row.min_s,
-            "max_s": row.max_s,
-            "n_repetitions": row.n_repetitions,
-            "predicted_s": comparison.predicted,
-            "error": comparison.error,
-        }
+        times = {"measured_s": row.median_s, "min_s": row.min_s, "max_s": row.max_s}
+        predicted = {"predicted_s": comparison.predicted, "error": comparison.error}
+        about = {"operation": comparison.label, "nbytes": row.nbytes}
+        return {**about, **times, "n_repetitions": row.n_repetitions, **predicted}
     assert row.min_s is not None
     assert row.max_s is not None
     return {

@@ -66,12 +66,11 @@ def explore(
 @app.command()
 def topologies(as_json: Json = False) -> None:
     """List the bundled clusters."""
-    rows: list[dict[str, object]] = []
-    for name in ddlsim.cluster_names():
-        cluster = ddlsim.load_cluster(name)
-        rows.append(
-            {"name": name, "workers": len(cluster.workers), "machines": len(cluster.host_names), "title": cluster.title}
-        )
+    clusters = {name: ddlsim.load_cluster(name) for name in ddlsim.cluster_names()}
+    rows: list[dict[str, object]] = [
+        {"name": name, "workers": len(each.workers), "machines": len(each.host_names), "title": each.title}
+        for name, each in clusters.items()
+    ]
     print_table(rows, as_json)
 
 
@@ -107,9 +106,8 @@ def devices(
     if name is not None:
         device = ddlsim.load_device(name)
         if not as_json:
-            typer.echo(
-                "\n".join([device.title, *(f"  source  {source}" for source in device.sources), *_rates(device)])
-            )
+            sources = (f"  source  {source}" for source in device.sources)
+            typer.echo("\n".join([device.title, *sources, *_rates(device)]))
         for price in device.prices:
             hourly = {"USD/h": 3600.0 * price.price, "per device": 3600.0 * price.price / price.n_devices}
             rows.append(
@@ -122,16 +120,10 @@ def devices(
         return
     for name in ddlsim.device_names():
         device = ddlsim.load_device(name)
-        peak = dict(device.peak_flops)
-        line = ", ".join(f"{precision} {flops / 1e12:.5g}" for precision, flops in peak.items())
-        rows.append(
-            {
-                "name": name,
-                **({"peak": peak} if as_json else {"TFLOP/s": line}),
-                "memory": device.memory_nbytes if as_json else size(device.memory_nbytes),
-                "title": device.title,
-            }
-        )
+        line = ", ".join(f"{precision} {flops / 1e12:.5g}" for precision, flops in device.peak_flops.items())
+        peak: dict[str, object] = {"peak": dict(device.peak_flops)} if as_json else {"TFLOP/s": line}
+        memory = device.memory_nbytes if as_json else size(device.memory_nbytes)
+        rows.append({"name": name, **peak, "memory": memory, "title": device.title})
     print_table(rows, as_json)
 
 
@@ -144,9 +136,8 @@ def _rates(device: ddlsim.Device) -> list[str]:
     kernels = device.kernels
     peaks = []
     for kind, flops in device.peak_flops.items():
-        share = (
-            None if kernels is None else kernels.gemm.get(kind, kernels.gemm.get("bf16") if kind == "fp16" else None)
-        )
+        shares = {} if kernels is None else kernels.gemm
+        share = shares.get(kind, shares.get("bf16") if kind == "fp16" else None)
         reached = "" if share is None else f" (matrix products reach {percent(share, 0)})"
         peaks.append(f"{kind} {flops / 1e12:.5g}{reached}")
     lines = [f"  memory  {memory}", f"  TFLOP/s {', '.join(peaks)}"]
@@ -195,11 +186,8 @@ def algorithms(as_json: Json = False) -> None:
     """List the collective algorithms."""
     from ddlsim.collectives import KINDS
 
-    rows: list[dict[str, object]] = []
-    for kind in KINDS:
-        names = ddlsim.algorithm_names(kind)
-        rows.append({"kind": kind, "algorithms": names if as_json else ", ".join(names)})
-    print_table(rows, as_json)
+    names = {kind: ddlsim.algorithm_names(kind) for kind in KINDS}
+    print_table([{"kind": k, "algorithms": n if as_json else ", ".join(n)} for k, n in names.items()], as_json)
 
 
 @show.command("topology")

@@ -15,7 +15,7 @@ from ddlsim.cli.options import AllowCode, Json, arg, opt
 from ddlsim.cli.output import check_distinct, check_folder, check_page, check_picture, write_file
 from ddlsim.errors import ConfigError
 from ddlsim.extras import needs
-from ddlsim.output_files import json_rows
+from ddlsim.output_files import json_rows, write_text
 from ddlsim.printable import shown
 
 if TYPE_CHECKING:
@@ -55,16 +55,15 @@ def report(
     if html is None:
         typer.echo(str(table))
         return
-    from ddlsim.report.html import save_html, sensitivities_of_best
+    from ddlsim.report.html import html_report, sensitivities_of_best
 
     found: list[Sensitivity] = []
     if study is not None:
         from ddlsim.study import load_study
 
         found = sensitivities_of_best(load_study(study, allow_code=allow_code), table, metric)
-    write_file(
-        html, lambda path: save_html(table, path, title=title, question=question, metric=metric, sensitivities=found)
-    )
+    text = html_report(table, title=title, question=question, metric=metric, sensitivities=found)
+    write_file(html, lambda path: write_text(path, text))
 
 
 _FORMATS = (".csv", ".parquet", ".json")

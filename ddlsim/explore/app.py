@@ -16,6 +16,7 @@ import re
 import tempfile
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -113,19 +114,13 @@ def _setting(kind: type, name: str, annotation: object, default: object, about: 
 
 def _choices(kind: type, name: str) -> tuple[str, ...]:
     annotation = annotations_of(kind)[name]
-    literals = _literals(annotation)
-    if literals:
+    literals, rule, taken = _literals(annotation), rule_of(annotation), list[str]()
+    if literals or rule is None:
         return literals
-    rule = rule_of(annotation)
-    if rule is None:
-        return ()
-    taken = []
     for word in _vocabulary(name):
-        try:
+        with suppress(ConfigError):
             rule(word, name)
-        except ConfigError:
-            continue
-        taken.append(word)
+            taken.append(word)
     return tuple(taken)
 
 
@@ -178,12 +173,12 @@ def form(setup: Setup) -> pn.Column:
     problem = message("")
 
     def tell() -> None:
+        text = ""
         try:
             setup.experiment()
         except DdlsimError as error:
-            problem.object = message(str(error)).object
-        else:
-            problem.object = ""
+            text = str(error)
+        problem.object = message(text).object
 
     setup.when_changed(tell)
     return pn.Column(

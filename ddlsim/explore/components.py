@@ -255,11 +255,11 @@ def stacked(shares: Mapping[str, float], styles: Mapping[str, tuple[str, str]], 
         f'<span style="width:{100.0 * share:.3f}%;background:{colour}" title="{plain(label)}"></span>'
         for colour, label, share in parts
     )
-    keys = "".join(
+    keys = (
         f'<span class="key"><i style="background:{colour}"></i>{plain(label)} <b>{write(share)}</b></span>'
         for colour, label, share in parts
     )
-    return f'<div class="bar" role="img" aria-label="{plain(words)}">{pieces}</div><div>{keys}</div>'
+    return f'<div class="bar" role="img" aria-label="{plain(words)}">{pieces}</div><div>{"".join(keys)}</div>'
 
 
 def legend(parts: Sequence[tuple[str, str]]) -> str:
@@ -289,17 +289,14 @@ def bars(rows: Sequence[tuple[str, Sequence[float | None]]], series: Sequence[st
         return f'<div class="gain" style="{look}"></div>'
 
     body = "".join(
-        f'<tr><td>{plain(label)}</td><td class="n">{"<br>".join(_gain(gain) for gain in gains)}</td>'
+        f'<tr><td>{plain(label)}</td><td class="n">'
+        f"{'<br>'.join('-' if gain is None else percent(gain, sign='+') for gain in gains)}</td>"
         f'<td class="w">{"".join(bar(gain or 0.0, place) for place, gain in enumerate(gains))}</td></tr>'
         for label, gains in shown
     )
     key = legend(list(zip(BAR_COLOURS, series, strict=False))) if len(series) > 1 else ""
     rest = f"<div>Without effect: {plain(', '.join(others))}.</div>" if others else ""
     return f"{key}<table><tbody>{body}</tbody></table>{rest}"
-
-
-def _gain(gain: float | None) -> str:
-    return "-" if gain is None else percent(gain, sign="+")
 
 
 def lines(texts: Sequence[str], kind: str) -> str:

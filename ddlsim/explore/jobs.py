@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import panel as pn
@@ -98,18 +99,16 @@ class Jobs:
         def do() -> None:
             try:
                 with watched(progress.check):
-                    result = work(progress)
+                    end: Callable[[], None] = partial(done, work(progress))
             except CancelledError:
                 return
             except DdlsimError as error:
-                text = str(error)
+                end = partial(failed, str(error))
             except Exception as error:  # a bug: shown on the page, with the traceback on the terminal
                 _LOG.exception("%s failed", name)
                 text = f"{name} failed: {type(error).__name__}; see the terminal (a bug in ddlsim: please report it)"
-            else:
-                progress.tell(lambda: self._ended(name, lambda: done(result)))
-                return
-            progress.tell(lambda: self._ended(name, lambda: failed(text)))
+                end = partial(failed, text)
+            progress.tell(lambda: self._ended(name, end))
 
         self._give_up(name)
         self._wanted[name] = progress
@@ -188,8 +187,7 @@ class Jobs:
 
     def _give_up(self, name: str) -> None:
         """Cancel the work of this name and ignore its result."""
-        older = self._wanted.pop(name, None)
-        if older is not None:
+        if older := self._wanted.pop(name, None):
             older.cancelled = True
 
 

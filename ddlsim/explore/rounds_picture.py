@@ -23,12 +23,9 @@ _READABLE = 20
 
 def messages_of(state: State) -> list[tuple[int, int, bool, list[int]]]:
     """Return the messages of a state's round: sender, receiver, whether data are combined, chunks in order."""
-    found: dict[tuple[int, int, bool], list[int]] = {}
-    for src, dst, added, chunk in zip(
-        state.src.tolist(), state.dst.tolist(), state.reduced.tolist(), state.chunk.tolist(), strict=True
-    ):
-        found.setdefault((src, dst, added), []).append(chunk)
-    return [(*key, sorted(set(chunks))) for key, chunks in sorted(found.items())]
+    columns = state.src, state.dst, state.reduced, state.chunk
+    found = sorted(set(zip(*(column.tolist() for column in columns), strict=True)))
+    return [(*key, [chunk for *_, chunk in group]) for key, group in groupby(found, lambda message: message[:3])]
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -120,20 +117,19 @@ def matrix(played: Played, number: int) -> str:
     changed = set(zip(state.dst.tolist(), state.chunk.tolist(), strict=True))
     held, labels, numbered = state.contributors, state.labels, max(n_chunks, n_ranks) <= _READABLE
     parts = [_axis(left, top, cell, n_ranks, n_chunks)]
-    for rank in range(n_ranks):
-        for chunk in range(n_chunks):
-            x, y = left + chunk * cell, top + rank * cell
-            whole, share = bool(state.whole[rank, chunk]), float(held[rank, chunk]) / float(members)
-            part = 0.75 * share if state.reduces else 0.25 * (share > 0.0)
-            colour, opacity = (WHOLE, 0.85) if whole else (PART, part)
-            edge = ' stroke="currentColor" stroke-width="1.6"' if (rank, chunk) in changed else ""
-            parts.append(
-                f'<rect x="{x + 1:.1f}" y="{y + 1:.1f}" width="{cell - 2:.1f}" height="{cell - 2:.1f}" rx="2" '
-                f'fill="{colour}" fill-opacity="{opacity:.2f}"{edge}/>'
-            )
-            if numbered and labels[rank, chunk]:
-                place = f'x="{x + cell / 2:.1f}" y="{y + cell / 2:.1f}"'
-                parts.append(f'<text {place} font-size="{0.42 * cell:.1f}" {_FONT}>{labels[rank, chunk]}</text>')
+    for (rank, chunk), label in np.ndenumerate(labels):
+        x, y = left + chunk * cell, top + rank * cell
+        whole, share = bool(state.whole[rank, chunk]), float(held[rank, chunk]) / float(members)
+        part = 0.75 * share if state.reduces else 0.25 * (share > 0.0)
+        colour, opacity = (WHOLE, 0.85) if whole else (PART, part)
+        edge = ' stroke="currentColor" stroke-width="1.6"' if (rank, chunk) in changed else ""
+        parts.append(
+            f'<rect x="{x + 1:.1f}" y="{y + 1:.1f}" width="{cell - 2:.1f}" height="{cell - 2:.1f}" rx="2" '
+            f'fill="{colour}" fill-opacity="{opacity:.2f}"{edge}/>'
+        )
+        if numbered and label:
+            place = f'x="{x + cell / 2:.1f}" y="{y + cell / 2:.1f}"'
+            parts.append(f'<text {place} font-size="{0.42 * cell:.1f}" {_FONT}>{label}</text>')
     return _svg(
         left + n_chunks * cell + 4.0,
         top + n_ranks * cell + 4.0,
@@ -199,12 +195,6 @@ def legend(played: Played) -> str:
         *([(ADDED, "solid", "added to the data there")] if reduces else []),
         (COPIED, "dashed", "overwrites the data there"),
     ]
-    return "".join(
-        [
-            *(f'<span class="key"><i style="background:{colour}"></i>{text}</span>' for colour, text in boxes),
-            *(
-                f'<span class="key"><b style="border-top:2px {line} {colour}"></b>{text}</span>'
-                for colour, line, text in arrows
-            ),
-        ]
-    )
+    keys = [f'<i style="background:{colour}"></i>{text}' for colour, text in boxes]
+    keys += [f'<b style="border-top:2px {line} {colour}"></b>{text}' for colour, line, text in arrows]
+    return "".join(f'<span class="key">{key}</span>' for key in keys)

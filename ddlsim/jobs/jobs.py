@@ -109,14 +109,12 @@ class Jobs(SuggestsAttributes):
     @cached_property
     def slowdowns(self) -> dict[str, float]:
         """Slowdown of each job: its step time (for training jobs, its total time) relative to its baseline."""
-        ratios = {}
-        for ran in self.runs:
-            alone = self.alone[ran.name]
-            learns = ran.result.experiment.training is not None
-            ratios[ran.name] = (
-                ran.result.end_time / alone.end_time if learns else alone.throughput / ran.result.throughput
-            )
-        return ratios
+
+        def slowdown(result: Result, alone: Result) -> float:
+            learns = result.experiment.training is not None
+            return result.end_time / alone.end_time if learns else alone.throughput / result.throughput
+
+        return {ran.name: slowdown(ran.result, self.alone[ran.name]) for ran in self.runs}
 
     @property
     def fairness(self) -> float:
@@ -224,12 +222,11 @@ class Jobs(SuggestsAttributes):
         alone = ["alone", "slowdown"] * self._knows_alone
         rows = [["job", "workers", "start", *["waited"] * waits, "end", "step", *alone, "samples/s"]]
         for ran in self.runs:
-            waited = [seconds(ran.start - ran.came)] * waits
-            beside = []
+            times = [seconds(ran.start), *[seconds(ran.start - ran.came)] * waits, seconds(ran.end)]
+            times.append(seconds(ran.result.step_time))
             if self._knows_alone:
-                beside = [seconds(self.alone[ran.name].step_time), f"{self.slowdowns[ran.name]:.3f}"]
-            rows.append([ran.name, str(len(ran.places)), seconds(ran.start), *waited, seconds(ran.end)])
-            rows[-1] += [seconds(ran.result.step_time), *beside, f"{ran.result.throughput:.4g}"]
+                times += [seconds(self.alone[ran.name].step_time), f"{self.slowdowns[ran.name]:.3f}"]
+            rows.append([ran.name, str(len(ran.places)), *times, f"{ran.result.throughput:.4g}"])
         return rows
 
     @property
@@ -238,9 +235,8 @@ class Jobs(SuggestsAttributes):
 
     def remarks(self) -> list[str]:
         """Return the lines below the table: background traffic, and fairness if the baselines have been simulated."""
-        lines = []
-        for each, goodput in zip(self.traffic, self.goodputs, strict=True):
-            lines.append(f"background {each.label}: {si(8.0 * goodput, 'bit/s')} on average")
+        flows = zip(self.traffic, self.goodputs, strict=True)
+        lines = [f"background {each.label}: {si(8.0 * goodput, 'bit/s')} on average" for each, goodput in flows]
         if not self._knows_alone:
             lines.append("no baselines yet: jobs.slowdowns simulates each job alone and adds them to this table")
         elif len(self.runs) > 1:

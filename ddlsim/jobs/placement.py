@@ -18,9 +18,7 @@ from ddlsim.jobs.jobs import Jobs
 from ddlsim.jobs.simulate import JobLike, simulate_jobs
 from ddlsim.printable import shown
 from ddlsim.reliability import Background
-from ddlsim.run.experiment import Experiment
 from ddlsim.run.job import Job, machine_names, placed
-from ddlsim.run.result import Result
 from ddlsim.run.simulate import complete
 from ddlsim.streams import stream
 from ddlsim.ties import tie
@@ -87,26 +85,17 @@ class Placements:
         import pandas as pd
 
         names = [each.name for each in self.given if isinstance(each, Job)]
-        rows = [
-            {
-                "how": each.how,
-                "mean": each.mean,
-                "worst": max(each.slowdowns),
-                **dict(zip(names, each.slowdowns, strict=True)),
-            }
-            for each in sorted(self.tried, key=lambda each: each.mean)
-        ]
-        return pd.DataFrame(rows)
+        ranked = sorted(self.tried, key=lambda each: each.mean)
+        rows = [(each.how, each.mean, max(each.slowdowns), *each.slowdowns) for each in ranked]
+        return pd.DataFrame(rows, columns=["how", "mean", "worst", *names])
 
     def rows(self) -> list[list[str]]:
         """Return the best placement of each kind as lists of strings, headings first."""
         kinds: dict[str, Placement] = {}
         for each in sorted(self.tried, key=lambda each: each.mean):
             kinds.setdefault(each.how, each)
-        return [
-            ["placement", "mean slowdown", "worst"],
-            *([how, f"{each.mean:.3f}", f"{max(each.slowdowns):.3f}"] for how, each in kinds.items()),
-        ]
+        rows = ([how, f"{each.mean:.3f}", f"{max(each.slowdowns):.3f}"] for how, each in kinds.items())
+        return [["placement", "mean slowdown", "worst"], *rows]
 
     def where(self) -> list[str]:
         """Return one line per job: its machines and start time in the best placement."""
@@ -199,7 +188,11 @@ class _Search:
         self.starts = tuple(si(job.start, "time") for job in jobs)
         self.fixed = [job.listed for job in jobs]
         self.free = set(range(len(cluster.workers))).difference(*self.fixed)
-        self.alone = [self._time(complete(self._alone(job))) for job in jobs]
+        everywhere = range(len(cluster.workers))
+        packed = [placed(cluster, everywhere, job.n_workers(len(everywhere)), "packed") for job in jobs]
+        alone = [complete(job.experiment.with_(workers=own)) for job, own in zip(jobs, packed, strict=True)]
+        #: time of a step in s or, for training runs, the duration of the run
+        self.alone = [one.step_time if one.experiment.training is None else one.end_time for one in alone]
 
     @property
     def best(self) -> Placement:
@@ -247,15 +240,6 @@ class _Search:
         ]
         slow = tuple(seconds / alone for seconds, alone in zip(times, self.alone, strict=True))
         self.tried.append(Placement(how, places, starts, slow))
-
-    def _time(self, result: Result) -> float:
-        """Return the time of a step in s or, for training runs, the duration of the run."""
-        return result.step_time if result.experiment.training is None else result.end_time
-
-    def _alone(self, job: Job) -> Experiment:
-        n = job.n_workers(len(self.cluster.workers))
-        own = placed(self.cluster, range(len(self.cluster.workers)), n, "packed")
-        return job.experiment.with_(workers=own)
 
     def _placed(self, how: str, draw: int) -> Places:
         free, places = set(self.free), []

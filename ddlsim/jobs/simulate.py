@@ -110,9 +110,8 @@ def simulate_jobs(
 
 def _names(jobs: Sequence[Job]) -> list[str]:
     names = [job.name or f"job {number}" for number, job in enumerate(jobs, 1)]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"simulate_jobs: two jobs have the name {name!r}; names must be unique")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"simulate_jobs: two jobs have the name {twice[0]!r}; names must be unique")
     return names
 
 

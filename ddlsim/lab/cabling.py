@@ -98,31 +98,20 @@ def _refusal(cluster: Cluster, what: str) -> ConfigError:
 
 def _places(cluster: Cluster) -> tuple[list[int], tuple[str, ...], int]:
     """Return the place of each node, the places' names, and the number of machines with a worker."""
-    order: list[int] = []
-    for worker in cluster.workers.tolist():
-        host = int(cluster.host_of[worker])
-        if host in order:
+    hosts = cluster.host_of[cluster.workers].tolist()
+    for i, host in enumerate(hosts):
+        if host in hosts[:i]:
             raise _refusal(
                 cluster,
                 f"the machine {cluster.host_names[host]!r} has several workers, but the lab supports one per machine; "
                 "describe each worker as a separate machine",
             )
-        order.append(host)
-    n_hosts = len(order)
-    if not 2 <= n_hosts <= MOST_HOSTS:
-        raise _refusal(cluster, f"has {n_hosts} workers; the lab supports 2 to {MOST_HOSTS}")
-    place_of_host = {host: place for place, host in enumerate(order)}
-    names = [cluster.host_names[host] for host in order]
-    where = []
-    for node, host in enumerate(cluster.host_of.tolist()):
-        if host >= 0 and host in place_of_host:
-            where.append(place_of_host[host])
-            continue
-        where.append(len(names))
-        names.append(cluster.node_names[node] if host < 0 else cluster.host_names[host])
-        if host >= 0:
-            place_of_host[host] = where[-1]
-    return where, tuple(names), n_hosts
+    if not 2 <= len(hosts) <= MOST_HOSTS:
+        raise _refusal(cluster, f"has {len(hosts)} workers; the lab supports 2 to {MOST_HOSTS}")
+    keys = [(host, -1) if host >= 0 else (-1, node) for node, host in enumerate(cluster.host_of.tolist())]
+    places = {key: i for i, key in enumerate(dict.fromkeys([*((host, -1) for host in hosts), *keys]))}
+    names = (cluster.node_names[node] if host < 0 else cluster.host_names[host] for host, node in places)
+    return [places[key] for key in keys], tuple(names), len(hosts)
 
 
 def _frame(cluster: Cluster) -> tuple[int, int]:
@@ -196,26 +185,20 @@ def _port(cluster: Cluster, link: int, counted: int, on_wire: int) -> Port:
 
 def _check_tree(cluster: Cluster, cables: Sequence[Cable], names: Sequence[str]) -> None:
     """Raise ConfigError for loops, in which the switches cannot forward, and for unconnected parts."""
-    root = list(range(len(names)))
+    from networkx.utils import UnionFind
 
-    def find(place: int) -> int:
-        while root[place] != place:
-            place = root[place]
-        return place
-
+    parts = UnionFind(range(len(names)))
     for cable in cables:
-        a, b = find(cable.a), find(cable.b)
-        if a == b:
+        if parts[cable.a] == parts[cable.b]:
             raise _refusal(
                 cluster,
                 f"the link between {names[cable.a]!r} and {names[cable.b]!r} closes a loop, but the lab's switches "
                 "forward along a tree only; remove parallel links and redundant paths",
             )
-        root[a] = b
-    parts = {find(place) for place in range(len(names))}
-    if len(parts) > 1:
-        first, second = sorted(parts)[:2]
-        raise _refusal(cluster, f"no path connects {names[first]!r} with {names[second]!r}; add a link")
+        parts.union(cable.a, cable.b)
+    first, *others = sorted(min(part) for part in parts.to_sets())
+    if others:
+        raise _refusal(cluster, f"no path connects {names[first]!r} with {names[others[0]]!r}; add a link")
 
 
 def _notes(cluster: Cluster, where: Sequence[int], efficiency: float) -> tuple[str, ...]:

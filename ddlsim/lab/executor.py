@@ -108,10 +108,11 @@ class Executor:
     def __init__(self, program: Program, connections: Mapping[tuple[int, int], socket.socket], buffer: Buffer) -> None:
         self.program, self.buffer = program, buffer
         self._bytes = buffer.data.cast("B")
-        self._channels = {
-            (peer, lane): _Channel(connections[peer, lane], peer, lane, _inbox(program, peer, lane))
-            for peer, lane in sorted(program.peers())
-        }
+        self._channels: dict[tuple[int, int], _Channel] = {}
+        for peer, lane in sorted(program.peers()):
+            parts = [part for step in program.lanes[lane] for part in step.receives if part.peer == peer]
+            inbox = [memoryview(bytearray(part.nbytes)) for part in parts]  # in order of arrival
+            self._channels[peer, lane] = _Channel(connections[peer, lane], peer, lane, inbox)
 
     def run(self, patience: float = PATIENCE) -> None:
         """Run the schedule until this rank has finished all its lanes.
@@ -132,15 +133,12 @@ class Executor:
                 if not ready:
                     raise LabError(self._stuck(patience))
                 for key, events in ready:
-                    self._handle(key.data, events)
+                    if events & selectors.EVENT_WRITE:
+                        key.data.send()
+                    if events & selectors.EVENT_READ:
+                        key.data.receive()
+                    self._advance(key.data.lane)
                 self._watch(selector, waits)
-
-    def _handle(self, channel: _Channel, events: int) -> None:
-        if events & selectors.EVENT_WRITE:
-            channel.send()
-        if events & selectors.EVENT_READ:
-            channel.receive()
-        self._advance(channel.lane)
 
     def _watch(self, selector: selectors.BaseSelector, waits: dict[_Channel, int]) -> None:
         """Update the selector with the events that channels wait for."""
@@ -207,9 +205,3 @@ class Executor:
         return (
             f"no byte was sent or received for {patience:g} s, while waiting in {waiting[0] if waiting else 'a send'}"
         )
-
-
-def _inbox(program: Program, peer: int, lane: int) -> list[memoryview]:
-    """Return memory for each message of a lane from `peer`, in order of arrival."""
-    parts = [part for step in program.lanes[lane] for part in step.receives if part.peer == peer]
-    return [memoryview(bytearray(part.nbytes)) for part in parts]

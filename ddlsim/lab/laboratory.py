@@ -34,30 +34,17 @@ from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.lab.cabling import CUBIC, KERNEL_LATENCY, Cabling, Port, plan
 from ddlsim.lab.executor import PATIENCE, LabError
 from ddlsim.lab.program import ITEM_NBYTES
-from ddlsim.lab.rank import Done, Failed, Go, Prepare, congestion_control
+from ddlsim.lab.rank import Failed, Prepare, congestion_control
 from ddlsim.measure.table import OPERATIONS, Measurement
 from ddlsim.network import schedule_time
 
 _NAME = re.compile(r"ddlsim-(\d+)-(\d+)-\S+")
-_TOOLS = ("ip", "tc")
 #: bytes that wait at a port before frames are dropped: about the buffer of a port of a data-centre switch
 QUEUE = 512 * 1024
 _ETHERNET = 14
 _MOST_SEGMENTS = 40  # 64 KiB, the kernel's limit, in Ethernet frames
 _ENDING = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 _serial = itertools.count()
-
-
-@dataclass(frozen=True)
-class Built:
-    """A cluster that was built: the namespace and the IP address of each host, in rank order."""
-
-    namespaces: tuple[str, ...]
-    addresses: tuple[str, ...]
-
-    def inside(self, rank: int, command: Sequence[str]) -> list[str]:
-        """Return `command` with a prefix that runs it on the host of `rank`."""
-        return [_tool("ip"), "netns", "exec", self.namespaces[rank], *command]
 
 
 def check_computer() -> None:
@@ -67,9 +54,8 @@ def check_computer() -> None:
     filter.
     """
     if sys.platform != "linux":
-        platform_name = sys.platform
-        raise ConfigError(f"the lab needs Linux (network namespaces), not {platform_name}; use a virtual machine")
-    for tool in _TOOLS:
+        raise ConfigError(f"the lab needs Linux (network namespaces), not {sys.platform}; use a virtual machine")
+    for tool in ("ip", "tc"):
         if not shutil.which(_tool(tool)):
             raise ConfigError(f"the lab needs the program {tool!r}, which is missing; install iproute2")
     if os.geteuid() != 0:
@@ -98,8 +84,9 @@ def _probe(discipline: str) -> None:
 
 
 @contextmanager
-def built(cabling: Cabling, queue: int = QUEUE) -> Iterator[Built]:
-    """Build `cabling` for as long as the context lasts; `queue` bytes may wait at a port before frames are dropped.
+def built(cabling: Cabling, queue: int = QUEUE) -> Iterator[list[str]]:
+    """Build `cabling` for as long as the context lasts, and return the namespaces of the hosts in rank order; `queue`
+    bytes may wait at a port before frames are dropped.
 
     Everything is removed at the end, also after an error, SIGINT, SIGTERM or SIGHUP. Leftovers of killed runs are
     removed first (:func:`clean`). Raises :class:`ConfigError` if the kernel lacks a feature, naming it.
@@ -111,7 +98,8 @@ def built(cabling: Cabling, queue: int = QUEUE) -> Iterator[Built]:
     try:
         with _signals_raise():
             try:
-                yield _build(cabling, spaces, queue)
+                _build(cabling, spaces, queue)
+                yield spaces[: cabling.n_hosts]
             finally:
                 with undisturbed():
                     _remove(spaces)
@@ -129,16 +117,13 @@ def clean() -> list[str]:
         match = _NAME.fullmatch(name)
         if match and _started(int(match[1])) != int(match[2]):
             left.append(name)
-            _kill_inside(name)  # a namespace without a name persists as long as a process is in it
+            # a namespace without a name persists as long as a process is in it
+            done = subprocess.run([_tool("ip"), "netns", "pids", name], text=True, capture_output=True, check=False)
+            for pid in done.stdout.split():
+                with suppress(OSError, ValueError):
+                    os.kill(int(pid), signal.SIGKILL)
     _remove(left)
     return left
-
-
-def _kill_inside(space: str) -> None:
-    done = subprocess.run([_tool("ip"), "netns", "pids", space], text=True, capture_output=True, check=False)
-    for pid in done.stdout.split():
-        with suppress(OSError, ValueError):
-            os.kill(int(pid), signal.SIGKILL)
 
 
 @contextmanager
@@ -169,7 +154,11 @@ def _signals_raise() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _build(cabling: Cabling, spaces: Sequence[str], queue: int) -> Built:
+def _address(rank: int) -> str:
+    return f"10.77.0.{rank + 1}"
+
+
+def _build(cabling: Cabling, spaces: Sequence[str], queue: int) -> None:
     n_ports = [0] * len(spaces)
     commands = [f"netns add {space}" for space in spaces]
     settings: list[list[str]] = [[] for _ in spaces]
@@ -180,22 +169,16 @@ def _build(cabling: Cabling, spaces: Sequence[str], queue: int) -> Built:
             name = f"port{n_ports[place]}"
             n_ports[place] += 1
             ends.append(f"name {name} netns {spaces[place]}")
-            settings[place] += _port_settings(name, port, cabling.mtu)
+            # the kernel combines at most a burst of frames into one segment
+            n_segments = min(max(port.burst // (2 * (cabling.mtu + _ETHERNET)), 1), _MOST_SEGMENTS)
+            settings[place] += [f"link set {name} mtu {cabling.mtu} gso_max_segs {n_segments}", f"link set {name} up"]
             shapes[place] += _shaped(name, port, cabling.mtu, queue)
         commands.append(f"link add {ends[0]} type veth peer {ends[1]}")
     _run("ip", "\n".join(commands))
-    addresses = tuple(f"10.77.0.{rank + 1}" for rank in range(cabling.n_hosts))
     for place, space in enumerate(spaces):
-        address = addresses[place] if place < cabling.n_hosts else None
+        address = _address(place) if place < cabling.n_hosts else None
         _run("ip", "\n".join([*settings[place], *_joined(n_ports[place], address, cabling.mtu)]), space)
         _run("tc", "\n".join(shapes[place]), space)
-    return Built(tuple(spaces[: cabling.n_hosts]), addresses)
-
-
-def _port_settings(name: str, port: Port, mtu: int) -> list[str]:
-    """Return the `ip` commands for a port. The kernel combines at most a burst of frames into one segment."""
-    n_segments = max(port.burst // (2 * (mtu + _ETHERNET)), 1)
-    return [f"link set {name} mtu {mtu} gso_max_segs {min(n_segments, _MOST_SEGMENTS)}", f"link set {name} up"]
 
 
 def _joined(n_ports: int, address: str | None, mtu: int) -> list[str]:
@@ -452,9 +435,9 @@ class Ranks:
 
     def _once(self, limit: float) -> Repetition:
         start = time.monotonic() + _LEAD + _LEAD_PER_RANK * len(self.pipes)
-        self.tell(Go(start))
-        done = [answer for answer in self.hear(PATIENCE + limit) if isinstance(answer, Done)]
-        return Repetition(max(answer.ended for answer in done) - start, max(answer.entered for answer in done) - start)
+        self.tell(start)
+        entered, ended = np.max(np.array(self.hear(PATIENCE + limit)), axis=0).tolist()
+        return Repetition(ended - start, entered - start)
 
 
 def compare(
@@ -498,7 +481,8 @@ def compare(
             f"lab: cluster {cluster.name!r}: its links use the transport tcp-{wanted}, which is not available in this "
             f"kernel; run modprobe tcp_{wanted}, or add +transport=tcp-{tcp}"
         )
-    with built(cabling, queue) as there, _ranks_started(there, cabling.place_names[: cabling.n_hosts], wanted) as ranks:
+    names = cabling.place_names[: cabling.n_hosts]
+    with built(cabling, queue) as spaces, _ranks_started(spaces, names, wanted) as ranks:
         ranks.meet()
         for operation, size, schedule in tasks:
             nbytes = size * operation.factor
@@ -524,17 +508,27 @@ def measured(
 
 
 @contextmanager
-def _ranks_started(there: Built, names: Sequence[str], congestion: str) -> Iterator[Ranks]:
+def _ranks_started(spaces: Sequence[str], names: Sequence[str], congestion: str) -> Iterator[Ranks]:
+    # -P: the current directory must not affect the imports of the ranks
+    command = [sys.executable, "-P", "-m", "ddlsim.lab"]
+    home = str(Path(ddlsim.__file__).parents[1])
+    path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     processes: list[subprocess.Popen[bytes]] = []
     with ExitStack() as stack:
         pipes = []
         try:
-            for rank, address in enumerate(there.addresses):
+            for rank, space in enumerate(spaces):
                 ours, theirs = Pipe()
                 stack.callback(ours.close)
                 pipes.append(ours)
                 with theirs:
-                    processes.append(_rank(there, rank, address, theirs.fileno(), congestion))
+                    pipe = theirs.fileno()
+                    order = [_tool("ip"), "netns", "exec", space, *command]
+                    order += [str(pipe), str(rank), _address(rank), congestion]
+                    # own session: Ctrl-C goes to the laboratory only, which ends its ranks itself
+                    process = subprocess.Popen(order, pass_fds=[pipe], env=environment, start_new_session=True)
+                    processes.append(process)
             yield Ranks(tuple(pipes), tuple(names))
         finally:
             with undisturbed():
@@ -542,13 +536,3 @@ def _ranks_started(there: Built, names: Sequence[str], congestion: str) -> Itera
                     process.kill()
                 for process in processes:
                     process.wait()
-
-
-def _rank(there: Built, rank: int, address: str, descriptor: int, congestion: str) -> subprocess.Popen[bytes]:
-    # -P: the current directory must not affect the imports of the ranks
-    command = [sys.executable, "-P", "-m", "ddlsim.lab", str(descriptor), str(rank), address, congestion]
-    home = str(Path(ddlsim.__file__).parents[1])
-    path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    # own session: Ctrl-C goes to the laboratory only, which ends its ranks itself
-    return subprocess.Popen(there.inside(rank, command), pass_fds=[descriptor], env=environment, start_new_session=True)

@@ -7,6 +7,7 @@ shares by less than an element. A message without data still carries one byte, s
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,8 +94,7 @@ def program_of(schedule: Schedule, rank: int, nbytes: int) -> Program:
 
 
 def _steps(schedule: Schedule, lane: tuple[Round, ...], rank: int, bounds: Ints) -> list[Step]:
-    n_sent: dict[int, int] = {}
-    n_received: dict[int, int] = {}
+    n_sent, n_received = Counter[int](), Counter[int]()
     steps = []
     for round in lane:
         mine = np.flatnonzero((round.src == rank) | (round.dst == rank)).tolist()
@@ -119,10 +119,9 @@ def slices(chunks: Ints, bounds: Ints) -> list[slice]:
     return [slice(int(bounds[run[0]]), int(bounds[run[-1] + 1])) for run in runs]
 
 
-def _part(round: Round, peer: int, chunks: Ints, bounds: Ints, snapshot: bool, counts: dict[int, int]) -> Part:
+def _part(round: Round, peer: int, chunks: Ints, bounds: Ints, snapshot: bool, counts: Counter[int]) -> Part:
     """Return one end of a message that carries `chunks`, and increment the message count of `peer`."""
     pieces = [piece for piece in slices(chunks, bounds) if piece.stop > piece.start]
     padding = math.ceil(round.header)
-    ordinal = counts.get(peer, 0)
-    counts[peer] = ordinal + 1
-    return Part(peer, tuple(pieces), padding if pieces else max(padding, 1), round.reduce, snapshot, ordinal)
+    counts[peer] += 1
+    return Part(peer, tuple(pieces), padding if pieces else max(padding, 1), round.reduce, snapshot, counts[peer] - 1)

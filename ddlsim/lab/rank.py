@@ -1,7 +1,7 @@
 """One rank of the laboratory: a process in the network namespace of a host.
 
-It listens, reports its address, receives those of the others, and then executes the orders :class:`Prepare` and
-:class:`Go`.
+It listens, reports its address, receives those of the others, and then executes orders: a :class:`Prepare`, or the time
+at which to start, in s of CLOCK_MONOTONIC.
 
 Results are verified: contributions are integers below 1000, whose sums are exact in float32 for up to 16,000 ranks, in
 any order.
@@ -105,21 +105,6 @@ class Prepare:
 
 
 @dataclass(frozen=True)
-class Go:
-    """Start at time `start`, in s of CLOCK_MONOTONIC."""
-
-    start: float
-
-
-@dataclass(frozen=True)
-class Done:
-    """This rank started and finished at these times, in s of CLOCK_MONOTONIC, with a correct result."""
-
-    entered: float
-    ended: float
-
-
-@dataclass(frozen=True)
 class Failed:
     """The reason why this rank failed."""
 
@@ -178,42 +163,34 @@ def congestion_control(name: str) -> str:
         return link.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
 
 
-@dataclass(frozen=True)
 class _Task:
     """The prepared operation, which is repeated."""
 
-    executor: Executor
-    start: Buffer
-    promised: tuple[Promise, ...]
-    patience: float
+    def __init__(self, order: Prepare, links: _Links, addresses: Sequence[Address]) -> None:
+        schedule, rank, self.patience = order.schedule, links.rank, order.patience
+        program = program_of(schedule, rank, order.nbytes)
+        links.ensure(program.peers(), addresses)
+        self.start = initial(schedule, rank, program.n_elements, order.n_silent)
+        bounds = boundaries(schedule, program.n_elements)
+        self.promised = promises(schedule, rank, bounds, program.n_elements, order.n_silent)
+        self.executor = Executor(program, links.connections, self.start.copy())
 
-
-def _prepared(order: Prepare, links: _Links, addresses: Sequence[Address]) -> _Task:
-    program = program_of(order.schedule, links.rank, order.nbytes)
-    links.ensure(program.peers(), addresses)
-    start = initial(order.schedule, links.rank, program.n_elements, order.n_silent)
-    bounds = boundaries(order.schedule, program.n_elements)
-    promised = promises(order.schedule, links.rank, bounds, program.n_elements, order.n_silent)
-    return _Task(Executor(program, links.connections, start.copy()), start, promised, order.patience)
-
-
-def _run(order: Go, task: _Task) -> Done:
-    """Run once, from the common start until this rank has its result, and verify the result."""
-    program = task.executor.program
-    copies = task.executor.buffer.reshape(program.copies, program.n_elements)
-    time.sleep(max(order.start - _AWAKE - time.monotonic(), 0.0))
-    while time.monotonic() < order.start:
-        os.sched_yield()  # with more ranks than cores, each must get its turn
-    entered = time.monotonic()
-    task.executor.run(task.patience)
-    for copy in copies[1:]:  # the algorithm adds contributions stored separately
-        copies[0] += copy
-    ended = time.monotonic()
-    wrong = problem(copies[0], task.promised)
-    if wrong:
-        raise LabError(f"the result of the collective is wrong: {wrong}")
-    task.executor.buffer[:] = task.start
-    return Done(entered, ended)
+    def run(self, start: float) -> tuple[float, float]:
+        """Run once, from the common start until this rank has its result, and verify the result; return when the rank
+        started and finished, in s of CLOCK_MONOTONIC."""
+        copies = self.executor.buffer.reshape(self.executor.program.copies, -1)
+        time.sleep(max(start - _AWAKE - time.monotonic(), 0.0))
+        while time.monotonic() < start:
+            os.sched_yield()  # with more ranks than cores, each must get its turn
+        entered = time.monotonic()
+        self.executor.run(self.patience)
+        for copy in copies[1:]:  # the algorithm adds contributions stored separately
+            copies[0] += copy
+        ended = time.monotonic()
+        if wrong := problem(copies[0], self.promised):
+            raise LabError(f"the result of the collective is wrong: {wrong}")
+        self.executor.buffer[:] = self.start
+        return entered, ended
 
 
 def serve(pipe: Connection, rank: int, host: str, congestion: str) -> None:
@@ -226,10 +203,10 @@ def serve(pipe: Connection, rank: int, host: str, congestion: str) -> None:
         while True:
             order = pipe.recv()
             if isinstance(order, Prepare):
-                task = _prepared(order, links, addresses)
+                task = _Task(order, links, addresses)
                 pipe.send(None)
-            elif isinstance(order, Go) and task is not None:
-                pipe.send(_run(order, task))
+            elif isinstance(order, float) and task is not None:
+                pipe.send(task.run(order))
             else:
                 raise LabError(f"received the order {order!r} before the Prepare order")
     except EOFError:

@@ -209,7 +209,11 @@ def _partition(case: _Case) -> tuple[str, str]:
     n, batch = case.candidate.workers, case.candidate.batch_size * case.candidate.workers
     layer = max(layers, key=lambda one: one.n_params)
     groups = guidelines.hybrid_groups(layer.n_params, _inputs(layer), batch, n)
-    fewer = sum(_prefers_model(one, batch) for one in layers)
+    fewer = sum(
+        guidelines.model_parallel_nbytes(_inputs(one), batch)
+        < guidelines.data_parallel_nbytes(one.n_params, overlap=False)
+        for one in layers
+    )
     best = f"{groups:.3g} groups of {n / groups:.3g} workers"
     if groups in (1.0, n):
         best = f"{'data' if groups == n else 'model'} parallelism"
@@ -249,8 +253,3 @@ def _exchanges(case: _Case, layer: Layer, batch_size: int) -> str:
 
 def _inputs(layer: Layer) -> float:
     return float(np.prod(layer.in_shape))
-
-
-def _prefers_model(layer: Layer, batch_size: int) -> bool:
-    moved = guidelines.data_parallel_nbytes(layer.n_params, overlap=False)
-    return guidelines.model_parallel_nbytes(_inputs(layer), batch_size) < moved

@@ -184,7 +184,8 @@ def candidates(
     for i, (cluster, n, strategy, compression, batch_size, each, split) in enumerate(made):
         key = _key(contract.of(strategy).scaled_down())
         nature = natures[key] = natures[key] if key in natures else nature_of(strategy)
-        warmup, steps = _length(base, strategy, nature.synchronous)
+        length = RANDOM if varies(base) else REGULAR if nature.synchronous else OWN_WAYS
+        warmup, steps = contract.of(strategy).whole_cycles(*length)
         varied = {"cluster": cluster, "workers": n, "strategy": strategy, "compression": compression}
         experiment = base.with_(**varied, batch_size=batch_size, warmup=warmup, steps=steps)
         names = (SERVER_PER_MACHINE if each else str(labels[0][i]), str(labels[1][i]))
@@ -234,15 +235,13 @@ class Nature:
 
 def nature_of(strategy: Strategy) -> Nature:
     """Return the properties of a strategy, derived from its plan for two workers and a small model."""
-    strategy = contract.of(strategy).scaled_down()
     workload = make_workload(load_model(SMALL), load_device(DEFAULT_DEVICE), 1)
-    synchronous = False
+    plan = None
     try:
-        plan = contract.of(strategy).plan([workload, workload], 1, 1)
-        synchronous = True
+        plan = contract.of(contract.of(strategy).scaled_down()).plan([workload, workload], 1, 1)
         plan.check()
     except ConfigError:
-        return Nature(synchronous, False, LEAST_SIMPLE)
+        return Nature(plan is not None, False, LEAST_SIMPLE)
     kinds = {KINDS[kind] for kind in plan.kind[plan.collectives].tolist()}
     return Nature(True, True, 0 if kinds <= {"all_reduce"} else 1 if plan.servers else 2)
 
@@ -252,12 +251,6 @@ def _key(strategy: Strategy) -> Hashable:
         return hash(strategy), type(strategy), repr(strategy)
     except TypeError:
         return id(strategy)
-
-
-def _length(base: Experiment, strategy: Strategy, synchronous: bool) -> tuple[int, int]:
-    """Return warm-up and measured steps of a simulation, as whole cycles of the strategy."""
-    length = RANDOM if varies(base) else REGULAR if synchronous else OWN_WAYS
-    return contract.of(strategy).whole_cycles(*length)
 
 
 def varies(experiment: Experiment) -> bool:

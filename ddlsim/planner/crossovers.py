@@ -89,16 +89,12 @@ def _bisect(a: Candidate, b: Candidate, before: tuple[int, int], high: int, eval
     n_devices = _per_machine(a)
     step = n_devices if low % n_devices == 0 and high % n_devices == 0 else 1
     exact = True
-    while high - low > step:
+    while exact and high - low > step:
         middle = low + (high - low) // (2 * step) * step
         found = _order(a, b, middle, evaluator)
-        if found is None:  # does not fit in memory, so only the interval is known
-            exact = False
-            break
-        if found == -order:
-            high = middle
-        else:
-            low = middle
+        exact = found is not None  # otherwise it does not fit in memory, so only the interval is known
+        if exact:
+            low, high = (low, middle) if found == -order else (middle, high)
     slower, faster = (a, b) if order > 0 else (b, a)
     return Crossover(a.place, a.batch_size, _name(faster), _name(slower), low, high, exact)
 

@@ -29,9 +29,7 @@ from typing import Annotated, Any
 from ddlsim.arguments import Count, Positive, checked
 from ddlsim.cluster import Cluster, ClusterLike, load_cluster
 from ddlsim.cluster.groups import machines_of
-from ddlsim.compression import Compression
 from ddlsim.compression.choice import compression_of
-from ddlsim.compression.contract import AnyCompressor
 from ddlsim.errors import ConfigError, listed
 from ddlsim.learning import Training
 from ddlsim.plain import read_toml
@@ -56,7 +54,7 @@ from ddlsim.run.sensitivity import sensitivities
 from ddlsim.run.simulate import complete
 from ddlsim.schema import Source
 from ddlsim.spread import Spread
-from ddlsim.strategies import Splits, Strategy, contract
+from ddlsim.strategies import Splits, contract
 from ddlsim.strategies.splits import SIZES, text_of_invalid
 from ddlsim.units import si
 from ddlsim.workload.model import Model, ModelLike, load_model
@@ -140,9 +138,8 @@ def reasons(best: Trial, found: Sequence[Trial], search: Search) -> tuple[str, .
         near = [other for other in found if _differs_in(best, other, dimension)]
         if best.candidate.sizes:  # simulating a split takes long, and its bound is sufficient
             other, figures = _best_known(near, search)
-        else:
-            other = _best_of(near, search)
-            figures = None if other is None else other.figures
+        elif (other := _best_of(near, search)) is not None:
+            figures = other.figures
         if other is not None:
             value = other.candidate.settings[dimension]
             name = _NAMES.get(dimension, dimension)
@@ -268,10 +265,17 @@ def recommend(
     ``interrupted`` set. Raises ConfigError for incompatible arguments, and if no configuration can be
     simulated.
     """
-    loaded = _clusters(clusters)
+    several = [clusters] if isinstance(clusters, str) or not isinstance(clusters, Sequence) else list(clusters)
+    if not several:
+        raise ConfigError("recommend: clusters is empty; pass at least one cluster")
+    loaded = [load_cluster(one) for one in several]
     what = _lesson(target, training, learning_model, base, samples)
     template = _template(base, load_model(model), loaded[0])
-    packed = _compressions(compressions, strategies)
+    if compressions is not None and not compressions:
+        raise ConfigError("recommend: compressions is empty; use [None] for no compression")
+    packed = [None] if compressions is None else [compression_of(one) for one in compressions]
+    if compressions is None and strategies is None:
+        packed = list(COMPRESSIONS)
     options, invalid = candidates(template, loaded, workers, strategies, packed, batch_sizes or BATCH_SIZES)
     priced, notes = _priced(options, target)
     with Evaluator(jobs, progress, min(len(options), LARGEST_WAVE)) as evaluator:
@@ -336,13 +340,6 @@ def _software(choices: Sequence[Choice]) -> list[str]:
     return [text] if names else []
 
 
-def _clusters(given: ClusterLike | Sequence[ClusterLike]) -> list[Cluster]:
-    several = [given] if isinstance(given, str) or not isinstance(given, Sequence) else list(given)
-    if not several:
-        raise ConfigError("recommend: clusters is empty; pass at least one cluster")
-    return [load_cluster(one) for one in several]
-
-
 def _template(base: Experiment | None, model: Model, cluster: Cluster) -> Experiment:
     if base is None:
         return Experiment(cluster, model)
@@ -386,34 +383,17 @@ def _lesson(
     return lesson(training, learns, target, float("inf") if base is None else si(base.max_time, "time"))
 
 
-def _compressions(
-    given: Sequence[Compression | AnyCompressor | None] | None, strategies: Sequence[Splits | Strategy] | None
-) -> list[Compression | None]:
-    if given is None:
-        return list(COMPRESSIONS) if strategies is None else [None]
-    if not given:
-        raise ConfigError("recommend: compressions is empty; use [None] for no compression")
-    return [compression_of(one) for one in given]
-
-
 def _priced(options: Sequence[Candidate], target: Target) -> tuple[bool, list[str]]:
     """Whether all machines have prices, and notes if not. Raises ConfigError if a budget requires them."""
-    largest: dict[int, Candidate] = {}
-    for option in options:
-        known = largest.setdefault(id(option.cluster), option)
-        if option.workers > known.workers:
-            largest[id(option.cluster)] = option
-    for option in largest.values():
+    places = dict.fromkeys(option.place for option in options)
+    for place in places:
         try:
-            price_rate(option)
+            price_rate(max((each for each in options if each.place == place), key=lambda each: each.workers))
         except ConfigError as error:
             if target.budget is not None:
                 raise ConfigError(f"recommend: a budget needs prices (--price on the command line): {error}") from None
-            several = len({candidate.place for candidate in options}) > 1
-            return False, [
-                f"costs are in device-hours, because machines of {option.place} have no price"
-                + ("; all devices count the same" if several else "")
-            ]
+            note = f"costs are in device-hours, because machines of {place} have no price"
+            return False, [note + ("; all devices count the same" if len(places) > 1 else "")]
     return True, []
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import TypeVar
 
 from ddlsim.run.experiment import Experiment
-from ddlsim.study.dispatch import Task, dispatch
-from ddlsim.study.executors import Pool, open_pool
+from ddlsim.study.dispatch import Point, Simulations
+from ddlsim.study.executors import open_pool
 from ddlsim.study.fingerprint import Digests, key_of, text_of
 from ddlsim.study.serialization import Packer
 from ddlsim.study.store import Store
@@ -20,7 +19,16 @@ D = TypeVar("D")
 INTERRUPTED = Outcome(SKIPPED, "the search was interrupted")
 
 
-class Evaluator:
+class _Candidate(Point):
+    """A point without settings."""
+
+    def __str__(self) -> str:
+        assert self.experiment is not None
+        experiment = self.experiment
+        return f"{experiment.strategy.label}, {experiment.n_workers} workers, batch {experiment.batch_size}"
+
+
+class Evaluator(Simulations):
     """Simulates experiments and caches the outcomes. After Ctrl-C, it only returns cached outcomes.
 
     jobs    number of processes (None: one per core; 1: this process)
@@ -29,20 +37,16 @@ class Evaluator:
     """
 
     def __init__(self, jobs: int | None, report: Callable[[int], None] | None = None, n_at_once: int = 0) -> None:
-        self._jobs, self._n_at_once = jobs, n_at_once
-        self._report = report
-        self._digests = Digests()
-        self._store = Store(None)
-        self._pool: Pool | None = None
-        self.n_done = 0
-        self.interrupted = False
+        self._digests = digests = Digests()
+        super().__init__(
+            Store(None),
+            lambda experiments: open_pool(None, jobs, Packer(digests), experiments, n_at_once),
+            n_workers=lambda experiment: experiment.n_workers or 0,
+            progress=None if report is None else lambda count: report(count.finished),
+        )
 
-    def __enter__(self) -> Evaluator:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        if self._pool is not None:
-            self._pool.close(at_once=self.interrupted or kind is not None)
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        super().__exit__(kind, *error)
         self._store.close()
 
     def outcomes(self, experiments: Sequence[Experiment], *, stability: bool = False) -> list[Outcome]:
@@ -52,17 +56,12 @@ class Evaluator:
         stability of the throughput.
         """
         texts = [text_of(experiment, self._digests, stability=stability) for experiment in experiments]
-        keys = [key_of(text) for text in texts]
-        known = self._store.statuses(keys)
-        tasks = {
-            key: Task(key, text, experiment, _name(experiment), stability)
-            for key, text, experiment in zip(keys, texts, experiments, strict=True)
-            if key not in known
-        }
-        if tasks:
-            self.attempt(lambda: self._simulate(experiments, list(tasks.values())), None)
-        found = self._store.outcomes(keys)
-        return [found.get(key, INTERRUPTED) for key in keys]
+        pairs = zip(experiments, texts, strict=True)
+        points = [_Candidate({}, each.seed, each, "", key_of(text), text) for each, text in pairs]
+        if not self.interrupted:
+            self.settle(points, stability=stability)
+        found = self._store.outcomes(point.key for point in points)
+        return [found.get(point.key, INTERRUPTED) for point in points]
 
     def attempt(self, work: Callable[[], T], default: D) -> T | D:
         """Return the result of `work`, or the default after Ctrl-C, which also ends later work."""
@@ -74,24 +73,8 @@ class Evaluator:
             self.interrupted = True
         return default if self.interrupted else made
 
-    def _simulate(self, experiments: Sequence[Experiment], tasks: Sequence[Task]) -> None:
-        if self._pool is None:
-            self._pool = open_pool(None, self._jobs, Packer(self._digests), experiments, self._n_at_once)
-        # the longest ones first, so that all processes finish at about the same time
-        order = sorted(tasks, key=lambda task: -(task.experiment.n_workers or 0))
-        dispatch(order, self._pool, self._store, self._count)
-
-    def _count(self, ended: dict[str, str]) -> None:
-        self.n_done += len(ended)
-        if self._report is not None:
-            self._report(self.n_done)
-
 
 def number_of(outcome: Outcome, name: str) -> float | None:
     """Return a number from the record of a simulation; None if it failed or has no such number."""
     value = outcome.record.get(name) if outcome.status == DONE else None
     return float(value) if isinstance(value, int | float) else None
-
-
-def _name(experiment: Experiment) -> str:
-    return f"{experiment.strategy.label}, {experiment.n_workers} workers, batch {experiment.batch_size}"

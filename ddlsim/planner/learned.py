@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
 
 from ddlsim.data import load_data
 from ddlsim.data.dataset import DataSet
@@ -16,7 +15,7 @@ from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.evaluate import Evaluator
 from ddlsim.planner.recommendation import Choice, best_of
 from ddlsim.planner.search import Trial, levels, spread_of
-from ddlsim.planner.target import Figures, Miss, Target
+from ddlsim.planner.target import Miss, Target
 from ddlsim.readable import percent
 from ddlsim.run.experiment import Experiment
 from ddlsim.study.worker import DONE, Outcome
@@ -27,30 +26,26 @@ from ddlsim.workload.model import Model
 N_TRAINED = 6
 
 
-@dataclass(frozen=True, eq=False)
-class Lesson:
-    """A training that ends at the target accuracy, and the trained model if it differs from the timed one."""
-
-    training: Training
-    model: Model | None
-
-    def experiment(self, candidate: Candidate) -> Experiment:
-        """Return the experiment that trains a candidate."""
-        clock = candidate.experiment.model
-        if self.model is None:
-            return candidate.experiment.with_(training=self.training)
-        return candidate.experiment.with_(training=self.training, model=self.model, time_model=clock)
+#: function that returns the experiment that trains a candidate
+Lesson = Callable[[Candidate], Experiment]
 
 
 def lesson(training: Training, model: Model | None, target: Target, max_time: float) -> Lesson:
-    """Return the lesson for a target. Raises ConfigError if the training might never end."""
+    """Return a function that trains a candidate until it reaches the target accuracy, with `model` if it differs from
+    the timed one. Raises ConfigError if the training might never end."""
     if training.last_epoch is None and training.updates is None and math.isinf(max_time):
         raise ConfigError(
             "recommend: the training would never end if the accuracy were not reached; set epochs or updates of the "
             "training, or max_time of the base experiment"
         )
     data = training.data if isinstance(training.data, DataSet) else load_data(training.data)
-    return Lesson(dataclasses.replace(training, data=data, target_accuracy=target.accuracy), model)
+    training = dataclasses.replace(training, data=data, target_accuracy=target.accuracy)
+
+    def experiment(candidate: Candidate) -> Experiment:
+        timed = candidate.experiment.with_(training=training)
+        return timed if model is None else timed.with_(model=model, time_model=timed.model)
+
+    return experiment
 
 
 def learning_group(candidate: Candidate) -> Hashable:
@@ -70,9 +65,8 @@ def _finalists(found: Sequence[Trial]) -> list[Trial]:
     for one in done:
         rule = "exact" if one.candidate.exact else (one.candidate.strategy, one.candidate.compression)
         first.setdefault(rule, one)
-    heads = list(first.values())
-    groups: dict[Hashable, Trial] = {learning_group(one.candidate): one for one in heads}
-    for one in done:
+    groups: dict[Hashable, Trial] = {}
+    for one in (*first.values(), *done):
         groups.setdefault(learning_group(one.candidate), one)
     return list(groups.values())[:N_TRAINED]
 
@@ -85,7 +79,7 @@ def trained(
     Raises ConfigError if none of them can be trained.
     """
     chosen = _finalists(found)
-    experiments = [what.experiment(one.candidate) for one in chosen]
+    experiments = [what(one.candidate) for one in chosen]
     outcomes = evaluator.outcomes(experiments)
     choices: list[Choice] = []
     notes: list[str] = []
@@ -137,7 +131,7 @@ def _reasons(choice: Choice, others: dict[Candidate, str]) -> tuple[str, ...]:
 
 
 def _reason(choice: Choice, target: Target) -> str:
-    figures: Figures = choice.figures
-    if figures.total_time is None or math.isinf(figures.total_time):
+    seconds = choice.figures.total_time
+    if seconds is None or math.isinf(seconds):
         return f"reaches {percent(choice.accuracy or 0.0)} at best"
-    return f"reaches {percent(target.accuracy or 0.0)} after {figures.total_time:,.4g} s"
+    return f"reaches {percent(target.accuracy or 0.0)} after {seconds:,.4g} s"

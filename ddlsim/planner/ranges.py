@@ -36,15 +36,11 @@ def ranges(
     found: Sequence[Trial], evaluator: Evaluator, *, priced: bool, samples: float | None
 ) -> Mapping[Candidate, Range]:
     """Simulate configurations at both ends of their device's disputed rates; omit those without disputed rates."""
-    asked: dict[Candidate, tuple[Device, list[Experiment]]] = {}
-    for one in found:
-        device = device_of(one.candidate)
-        if device is not None and (ends := disputed(device)) is not None:
-            asked[one.candidate] = device, [_at(one.candidate, device, end) for end in ends]
-    outcomes = iter(evaluator.outcomes([each for _, both in asked.values() for each in both]))
+    devices = {one.candidate: device_of(one.candidate) for one in found}
+    asked = [(one, device, ends) for one, device in devices.items() if device and (ends := disputed(device))]
+    outcomes = evaluator.outcomes([_at(one, device, end) for one, device, ends in asked for end in ends])
     known: dict[Candidate, Range] = {}
-    for candidate, (device, _) in asked.items():
-        both = [next(outcomes), next(outcomes)]
+    for (candidate, device, _), *both in zip(asked, outcomes[::2], outcomes[1::2], strict=True):
         if all(end.status == DONE for end in both):
             low, high = (figures_of(candidate, end, priced=priced, samples=samples) for end in both)
             known[candidate] = Range(low, high, device.name)

@@ -222,14 +222,10 @@ class Recommendation:
         figures = choice.figures
         finite = figures.total_time is not None and math.isfinite(figures.total_time)
         cost = self.cost(figures)
+        ends = None if choice.range is None else (choice.range.low, choice.range.high)
         speed: dict[str, object] = {"throughput": figures.throughput, "throughput_spread": figures.spread}
-        speed |= {"throughput_range": None, "cost_range": None}
-        if choice.range is not None:
-            ends = choice.range.low, choice.range.high
-            speed |= {
-                "throughput_range": [end.throughput for end in ends],
-                "cost_range": [self.cost(end) for end in ends],
-            }
+        speed["throughput_range"] = None if ends is None else [end.throughput for end in ends]
+        speed["cost_range"] = None if ends is None else [self.cost(end) for end in ends]
         spent = {"time": figures.total_time if finite else None, "cost": cost if math.isfinite(cost) else None}
         missed = {miss.what: miss.share for miss in choice.misses if 0.0 < miss.share < math.inf}
         said = {"accuracy": choice.accuracy, "missed": missed, "reasons": list(choice.reasons)}
@@ -288,7 +284,8 @@ def choice_rows(plan: Recommendation) -> list[tuple[str, str]]:
     rows = [("target", _target(plan.target)), ("searched", _searched(plan)), *_verdict(plan), *_certainty(plan)]
     said: set[str] = set()
     for i, choice in enumerate(plan.choices):
-        rows += [("", ""), (_title(i, choice), str(choice)), ("", _figures(plan, choice)), *_range(plan, choice)]
+        title = ("best" if i == 0 else f"{i + 1}.") + ("" if choice.exact else " *")
+        rows += [("", ""), (title, str(choice)), ("", _figures(plan, choice)), *_range(plan, choice)]
         new = [reason for reason in choice.reasons if reason not in said]  # the others are shown above
         rows += [("why" if j == 0 else "", reason) for j, reason in enumerate(new)]
         said.update(new)
@@ -382,15 +379,10 @@ def _long(value: float) -> str:
 
 def _searched(plan: Recommendation) -> str:
     status = Counter(found.status for found in plan.found)
+    words = {PRUNED: "excluded by a bound", OUT: "do not fit", UNTRIED: "not simulated"}
     parts = [f"{count(status[SIMULATED], 'configuration')} simulated"]
-    if status[PRUNED]:
-        parts.append(f"{status[PRUNED]} excluded by a bound")
-    if status[OUT]:
-        parts.append(f"{status[OUT]} do not fit")
-    if status[UNTRIED]:
-        parts.append(f"{status[UNTRIED]} not simulated")
-    if plan.interrupted:
-        parts.append("interrupted: crossovers, sensitivities and rules may be missing")
+    parts += [f"{status[state]} {text}" for state, text in words.items() if status[state]]
+    parts += ["interrupted: crossovers, sensitivities and rules may be missing"] if plan.interrupted else []
     return ", ".join(parts)
 
 
@@ -398,9 +390,8 @@ def _verdict(plan: Recommendation) -> list[tuple[str, str]]:
     if plan.meets_target:
         return []
     missed = " and ".join(_missed(miss) for miss in plan.best.misses if miss.share > 0.0)
-    if plan.interrupted:
-        return [("not met", f"no configuration simulated so far meets the target; the nearest misses {missed}")]
-    return [("impossible", f"no configuration meets the target; the nearest misses {missed}")]
+    label, so_far = ("not met", " simulated so far") if plan.interrupted else ("impossible", "")
+    return [(label, f"no configuration{so_far} meets the target; the nearest misses {missed}")]
 
 
 def _missed(miss: Miss) -> str:
@@ -413,11 +404,6 @@ def _missed(miss: Miss) -> str:
         values = write(miss.value), write(miss.limit)
     share = f" by {percent(miss.share)}" if math.isfinite(miss.share) else ""
     return f"the {miss.what}{share}: {values[0]} instead of {values[1]}"
-
-
-def _title(i: int, choice: Choice) -> str:
-    name = "best" if i == 0 else f"{i + 1}."
-    return name if choice.exact else f"{name} *"
 
 
 def _figures(plan: Recommendation, choice: Choice) -> str:
@@ -449,11 +435,13 @@ def _range(plan: Recommendation, choice: Choice) -> list[tuple[str, str]]:
 
 def _certainty(plan: Recommendation) -> list[tuple[str, str]]:
     """Describe whether the best choice remains the best within the ranges."""
+    if plan.rivals is None:
+        return []
+    text = "certain: the best stays the best, although published runs on these devices disagree"
     if plan.rivals:
         better = "; ".join(plan.rivals)
-        return [("ranking", f"uncertain, because published runs on these devices disagree; may be better: {better}")]
-    text = "certain: the best stays the best, although published runs on these devices disagree"
-    return [] if plan.rivals is None else [("ranking", text)]
+        text = f"uncertain, because published runs on these devices disagree; may be better: {better}"
+    return [("ranking", text)]
 
 
 def _skipped(plan: Recommendation) -> Iterator[tuple[str, str]]:

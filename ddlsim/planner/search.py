@@ -220,10 +220,8 @@ class Search:
         return [self._trial(*pair) for pair in zip(candidates, outcomes, strict=True)]
 
     def _trial(self, candidate: Candidate, outcome: Outcome) -> Trial:
-        if outcome is INTERRUPTED:
-            return Trial(candidate, UNTRIED, outcome.error)
         if outcome.status != DONE:
-            return Trial(candidate, OUT, outcome.error)
+            return Trial(candidate, UNTRIED if outcome is INTERRUPTED else OUT, outcome.error)
         figures = figures_of(candidate, outcome, priced=self.priced, samples=self.samples)
         record: Mapping[str, Any] = outcome.record
         shares = {name: record[f"{name}_share"] for name in ("compute", "communication", "waiting", "idle")}
@@ -247,10 +245,9 @@ class Search:
             if len(better) < self.n_best or (item.candidate.exact and not any(better)):
                 left.append(item)
             else:
-                best = item.bound
-                at_most = f"at most {best.figures.throughput:.4g} samples/s ({best.limit})"
-                reason = f"{at_most}: {len(better)} others are better"
-                pruned.append(Trial(item.candidate, PRUNED, reason, bound=best.figures))
+                best, n = item.bound.figures, len(better)
+                reason = f"at most {best.throughput:.4g} samples/s ({item.bound.limit}): {n} others are better"
+                pruned.append(Trial(item.candidate, PRUNED, reason, bound=best))
         return left, pruned
 
 
@@ -269,10 +266,9 @@ def _bounded(candidate: Candidate, target: Target, bounds: Bounds, rest: list[Tr
     """Return a candidate with its bound; if it is invalid, add its outcome to `rest` and return None."""
     try:
         best = bounds.of(candidate)
+        if not best.warning:
+            return _Ready(target.rank(best.figures), candidate.number, candidate, best)
+        rest.append(Trial(candidate, OUT, best.warning))
     except ConfigError as error:
         rest.append(Trial(candidate, OUT, str(error)))
-        return None
-    if best.warning:
-        rest.append(Trial(candidate, OUT, best.warning))
-        return None
-    return _Ready(target.rank(best.figures), candidate.number, candidate, best)
+    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -91,11 +91,16 @@ class Background:
 
     def shares(self) -> Iterator[tuple[float, float]]:
         """Yield (time, share) pairs in chronological order: the share of the peak rate from that time (s) on."""
-        end = si(self.end, "time")
-        for time, share in self._endless():
-            if time >= end:
-                break
-            yield time, share
+        start, end = si(self.start, "time"), si(self.end, "time")
+        steps: Iterable[tuple[float, float]] = [(start, 1.0)]
+        if self.rates:
+            most = self.limit(math.inf)
+            steps = [(start + time, rate / most) for time, rate in self.rates]
+        elif self.on is not None and self.off is not None:
+            on, period = si(self.on, "time"), si(self.on, "time") + si(self.off, "time")
+            begins = (start + n * period for n in itertools.count())
+            steps = (step for begin in begins for step in ((begin, 1.0), (begin + on, 0.0)))
+        yield from itertools.takewhile(lambda step: step[0] < end, steps)
         if math.isfinite(end):
             yield end, 0.0
 
@@ -115,19 +120,6 @@ class Background:
             for (begin, share), (end, _) in itertools.pairwise(times)
             if share > 0.0
         ]
-
-    def _endless(self) -> Iterator[tuple[float, float]]:
-        start = si(self.start, "time")
-        if self.rates:
-            most = self.limit(math.inf)
-            yield from ((start + time, rate / most) for time, rate in self.rates)
-        elif self.on is None or self.off is None:
-            yield start, 1.0
-        else:
-            on, period = si(self.on, "time"), si(self.on, "time") + si(self.off, "time")
-            for n in itertools.count():
-                yield start + n * period, 1.0
-                yield start + n * period + on, 0.0
 
 
 def _read(path: Path) -> tuple[tuple[float, float], ...]:

@@ -134,14 +134,8 @@ class FailureTimeline(SuggestsAttributes):
 
     def to_dict(self) -> dict[str, object]:
         """Return the main figures as a dictionary of plain values."""
-        return {
-            **{name: getattr(self, name) for name in ("end", *KINDS)},
-            "finished": self.finished,
-            "steps": self.steps,
-            "availability": self.availability,
-            "effective": self.effective,
-            "failures": len(self.events),
-        }
+        names = ("end", *KINDS, "finished", "steps", "availability", "effective")
+        return {**{name: getattr(self, name) for name in names}, "failures": len(self.events)}
 
     @cached_property
     def failures(self) -> pd.DataFrame:
@@ -368,15 +362,14 @@ class _AllWait(_Course):
         self, end: float, position: float, finished: bool, running_intervals: list[tuple[float, float, float]]
     ) -> FailureTimeline:
         timeline, spent = self.timeline, self.spent
-        checkpointing = (
-            timeline.checkpointing(position) if not finished else timeline.cost.stall * len(timeline.saved_steps)
-        )
-        waiting = position - float(timeline.saved_at[-1]) if finished and len(timeline.saved_steps) else 0.0
+        n_saved = len(timeline.saved_steps)
+        checkpointing = timeline.cost.stall * n_saved if finished else timeline.checkpointing(position)
+        waiting = position - float(timeline.saved_at[-1]) if finished and n_saved else 0.0
         # time to write the last checkpoint, and those before announced failures
         spent["checkpointing"] = checkpointing + (waiting + spent["checkpointing"])
-        spent["useful"] = (
-            end - spent["checkpointing"] - spent["detecting"] - spent["repairing"] - spent["restarting"] - spent["lost"]
-        )
+        spent["useful"] = end
+        for kind in ("checkpointing", "detecting", "repairing", "restarting", "lost"):
+            spent["useful"] -= spent[kind]
         steps = timeline.n_steps if finished else timeline.steps_at(position)
         return self.over(end, finished, steps, running_intervals)
 

@@ -579,12 +579,9 @@ def _links(per: str, cluster: Cluster) -> list[list[tuple[str, str]]]:
     ends = np.sort(np.stack([cluster.link_src, cluster.link_dst], axis=1)[outside], axis=1)
     groups: dict[int, list[tuple[str, str]]] = {}
     for link, (a, b) in enumerate(np.unique(ends, axis=0).tolist()):
-        if per == "link":
-            owners = [link]
-        elif per == "switch":
-            owners = [node for node in (a, b) if switch[node]]
-        else:
-            owners = [host[node] for node in (a, b) if host[node] >= 0]
+        owners = [link]
+        if per != "link":
+            owners = [node if per == "switch" else host[node] for node in (a, b) if switch[node] == (per == "switch")]
         for owner in owners:
             groups.setdefault(owner, []).append((names[a], names[b]))
     if not groups:

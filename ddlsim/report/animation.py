@@ -92,15 +92,11 @@ def animate(schedule: Schedule, path: str | Path | None = None, *, seconds: floa
     if path is not None and kind in PAGES:
         write_text(path, f"{_HEAD}{animation.to_html()}</body></html>\n")
     elif path is not None:
-        _save(animation, Path(path), 1.0 / seconds)
+        with replacing(path) as file, tempfile.TemporaryDirectory() as folder:
+            written = Path(folder) / f"rounds{kind}"
+            animation.save(written, PillowWriter(fps=1.0 / seconds), dpi=DPI)  # type: ignore[arg-type]  # may be below one
+            file.write(written.read_bytes())
     return animation
-
-
-def _save(animation: RoundByRound, path: Path, fps: float) -> None:
-    with replacing(path) as file, tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / f"rounds{path.suffix.lower()}"
-        animation.save(made, PillowWriter(fps=fps), dpi=DPI)  # type: ignore[arg-type]  # may be less than one
-        file.write(made.read_bytes())
 
 
 def _played(schedule: Schedule) -> list[State]:
@@ -186,8 +182,7 @@ def _arrows(state: State) -> list[tuple[int, int, float, bool]]:
             mine = [i for i in of.tolist() if (state.dst[i] > state.src[i]) == down]
             place: dict[int, int] = {}
             ends: list[int] = []  # row where the last arrow ends, per column
-            for i in sorted(mine, key=lambda i: (min(state.src[i], state.dst[i]), max(state.src[i], state.dst[i]))):
-                low, high = sorted((int(state.src[i]), int(state.dst[i])))
+            for low, high, i in sorted((*sorted((int(state.src[i]), int(state.dst[i]))), i) for i in mine):
                 column = next((k for k, end in enumerate(ends) if end < low), len(ends))
                 ends[column : column + 1] = [high]
                 place[i] = column

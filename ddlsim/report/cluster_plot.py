@@ -173,14 +173,13 @@ def _numbered(values: Sequence[Hashable]) -> Ints:
 
 def _switch_levels(cluster: Cluster) -> Ints:
     """Return the distance of each fabric switch from the machines, in hops."""
-    level = np.where(cluster.host_of >= 0, 0, cluster.n_nodes)
-    for _ in range(cluster.n_nodes):
-        before = level.copy()
-        np.minimum.at(level, cluster.link_dst, level[cluster.link_src] + 1)
-        level[cluster.host_of >= 0] = 0
-        if np.array_equal(before, level):
-            break
-    return level
+    import networkx as nx
+
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_nodes_from(machines := np.flatnonzero(cluster.host_of >= 0).tolist())
+    graph.add_edges_from(zip(cluster.link_src.tolist(), cluster.link_dst.tolist(), strict=True))
+    hops = nx.multi_source_dijkstra_path_length(graph, machines)
+    return np.array([hops.get(node, cluster.n_nodes) for node in range(cluster.n_nodes)])
 
 
 def _places(
@@ -262,7 +261,10 @@ def cluster_plot(result: Result | Cluster, path: str | Path | None = None) -> Ax
     directions, and its colour shows the utilisation of the busiest one.
     """
     cluster = result if isinstance(result, Cluster) else result.cluster
-    use = None if isinstance(result, Cluster) else _utilisation(result)
+    use = None  # utilisation of each link's channel, (n_links,), in %
+    if not isinstance(result, Cluster):
+        use = 100.0 * result.channel_nbytes / (cluster.channel_capacity * result.simulated_time)
+        use = np.asarray(use[cluster.link_channel])
     items = arranged(cluster)
     lines = joints(cluster, items)
     made, axes = single(10.0, 5.8)
@@ -286,18 +288,14 @@ def cluster_plot(result: Result | Cluster, path: str | Path | None = None) -> Ax
     return saved(axes, path)
 
 
-def _utilisation(result: Result) -> Floats:
-    """Return the utilisation of each link's channel, (n_links,), in %."""
-    channel = result.channel_nbytes / (result.cluster.channel_capacity * result.simulated_time)
-    return np.asarray(100.0 * channel[result.cluster.link_channel])
-
-
 def _draw_frames(items: Items, lines: Joints, axes: Axes) -> None:
     """Draw a box around each machine whose inside is drawn, with its name below."""
     for name, members in items.frames.items():
         slot = max(1.0 / max(len(items.frames), 1), 1e-9)
         left, right = items.x[members].min() - 0.14 * slot, items.x[members].max() + 0.14 * slot
-        low = items.y[members].min() - (0.62 if _has_arcs(items, lines, members) else 0.3)
+        joined = lines.ends[np.isin(lines.ends, members).all(axis=1)]
+        has_arcs = (items.y[joined] == GPU).all(axis=1).any()  # below its GPUs
+        low = items.y[members].min() - (0.62 if has_arcs else 0.3)
         height = items.y[members].max() + 0.16 - low
         box = "round,pad=0,rounding_size=0.004"
         look: Any = {"facecolor": "#f4f4f4", "edgecolor": "#cccccc", "linewidth": 0.6, "zorder": 0}
@@ -306,12 +304,6 @@ def _draw_frames(items: Items, lines: Joints, axes: Axes) -> None:
             turned = _turned([name], len(items.frames))
             middle = (left + right) / 2, low
             noted(axes, drawn(name), middle, (0, -2), fontsize=7, ha="center", va="top", rotation=turned)
-
-
-def _has_arcs(items: Items, lines: Joints, members: Ints) -> bool:
-    """Return whether GPUs of a machine are connected, so that arcs are drawn below them."""
-    inside = np.isin(lines.ends, members).all(axis=1)
-    return bool((items.y[lines.ends[inside]] == GPU).all(axis=1).any())
 
 
 def _paths(cluster: Cluster, items: Items, lines: Joints) -> list[list[Floats]]:

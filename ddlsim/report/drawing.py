@@ -160,14 +160,10 @@ def described(result: Result) -> str:
 def time_bars(axes: Axes, shares: Mapping[str, Floats], width: float, *, upright: bool) -> None:
     """Stack shares of time (kind -> %, one per bar)."""
     before = np.zeros(len(next(iter(shares.values()), ())))
-    at = np.arange(len(before))
+    draw = axes.bar if upright else axes.barh
     for kind, (colour, hatch, label) in time_styles(shares).items():
-        look: Any = {"color": colour, "hatch": hatch, "edgecolor": "white"}
-        look["label"] = label if shares[kind].any() else None
-        if upright:
-            axes.bar(at, shares[kind], width, before, **look)
-        else:
-            axes.barh(at, shares[kind], width, before, **look)
+        look: Any = {"color": colour, "hatch": hatch, "label": label if shares[kind].any() else None}
+        draw(range(len(before)), shares[kind], width, before, edgecolor="white", **look)
         before += shares[kind]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,6 @@ import numpy as np
 
 import ddlsim
 from ddlsim.errors import ConfigError
-from ddlsim.output_files import write_text
 from ddlsim.plain import flattened
 from ddlsim.printable import shown
 from ddlsim.readable import count, percent, seconds
@@ -214,23 +214,6 @@ class Findings:
     front: Sequence[tuple[list[int], str, str]]
 
 
-def save_html(
-    table: Table,
-    path: str | Path,
-    *,
-    title: str = "",
-    question: str = "",
-    metric: str = "",
-    sensitivities: Sequence[Sensitivity] = (),
-) -> None:
-    """Write the report of a study to an HTML file; see :func:`html_report`.
-
-    Raises ConfigError if the file cannot be written.
-    """
-    text = html_report(table, title=title, question=question, metric=metric, sensitivities=sensitivities)
-    write_text(path, text)
-
-
 def sensitivities_of_best(study: Study, table: Table, metric: str = "") -> list[Sensitivity]:
     """Return the sensitivities of the best configuration in the `table` of a study, from some runs with its first seed.
     If a study compares models or data sets, the best configuration of the first is used.
@@ -276,7 +259,11 @@ def html_report(
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     blocks: Any = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
-    environment = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, finalize=_shown, **blocks)
+
+    def escaped(value: object) -> object:  # HTML is returned unchanged
+        return shown(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+    environment = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, finalize=escaped, **blocks)
     summary, fields = table.summary, varied(table)
     if metric and len(summary):
         table.known(metric)  # raises for an unknown metric
@@ -288,9 +275,9 @@ def html_report(
     found = [_findings(name, part, rows[name], metric, question) for name, part in parts]
     in_front = [row for each in found for group, *_ in each.front for row in group]
     drawn = [
-        picture
+        dataclasses.replace(picture, title=f"{name}: {picture.title}" if name else picture.title)
         for i, ((name, part), each) in enumerate(zip(parts[:N_TASKS], found, strict=False))
-        for picture in pictures(part, metric, sensitivities if i == 0 else (), each.best, name)
+        for picture in pictures(part, metric, sensitivities if i == 0 else (), each.best)
     ]
     common, own = manifests_of(table)
     return environment.get_template("report.html").render(
@@ -315,11 +302,6 @@ def html_report(
         reasons=reasons(table),
         remarks=[(kind, _remarks(table, kind)) for kind in ("warnings", "notes")],
     )
-
-
-def _shown(value: object) -> object:
-    """Return a text with escaped control characters; HTML is returned unchanged."""
-    return shown(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def _findings(name: str, table: Table, rows: Sequence[int], metric: str, question: str) -> Findings:
@@ -361,4 +343,4 @@ def _remarks(table: Table, kind: str) -> list[tuple[str, int]]:
         if member.key in table.outcomes
         for text in labels.texts_of(table.outcomes[member.key].record.get(kind))
     ]
-    return [(text, texts.count(text)) for text in dict.fromkeys(texts)]
+    return list(Counter(texts).items())

@@ -59,11 +59,9 @@ def scaling(
     for axes in (left, right):
         worker_axis(axes, workers, 3.2)
         axes.grid(alpha=0.3)
-    left.set_yscale("log", base=10)
-    left.set_ylabel(METRICS["throughput"].axis)
+    left.set(yscale="log", ylabel=METRICS["throughput"].axis)
     left.legend(fontsize=8)
-    right.set_ylabel("scaling efficiency (%)")
-    right.set_ylim(0.0, 105.0)
+    right.set(ylabel="scaling efficiency (%)", ylim=(0.0, 105.0))
     right.axhline(100.0, **DOTTED)
     titled(made, described(first[0]))
     return saved(left, path), right
@@ -81,8 +79,7 @@ def breakdown(results: Mapping[str, Result], path: str | Path | None = None) -> 
     for i, result in enumerate(results.values()):
         axes.annotate(percent(result.efficiency), (i, 101.0), ha="center", fontsize=8)
     axes.set_xticks(range(len(results)), [wrapped(label, 16) for label in results], fontsize=8)
-    axes.set_ylabel("time of the workers (%)\nefficiency on top")
-    axes.set_ylim(0.0, 110.0)
+    axes.set(ylabel="time of the workers (%)\nefficiency on top", ylim=(0.0, 110.0))
     made.legend(loc="outside lower center", ncols=2, fontsize=8)
     return saved(axes, path)
 
@@ -98,8 +95,7 @@ def step_times(result: Result, path: str | Path | None = None) -> Axes:
     axes.hist(times, bins=min(40, max(5, len(times) // 4)), range=(low, high), color="#4477aa", edgecolor="white")
     for value, style, label in ((times.mean(), "-", "mean"), (np.percentile(times, 95), "--", "95 %")):
         axes.axvline(value, color="#222222", linestyle=style, label=f"{label} {seconds(value / 1e3)}")
-    axes.set_xlabel("step time (ms)")
-    axes.set_ylabel("steps")
+    axes.set(xlabel="step time (ms)", ylabel="steps")
     axes.legend(fontsize=8)
     titled(made, described(result))
     return saved(axes, path)

@@ -341,9 +341,10 @@ def one_change(table: Table, path: str | Path | None = None, *, metric: str = "t
     named_rows(axes, [drawn(labels.label_of_axis(field, table.axes)) for field, _ in found])
     left, right = min(c[0][0] for _, c in found), max(c[-1][0] for _, c in found)
     space = 0.6 * max(right - left, 1e-6)  # for the labels next to the bars
-    axes.set_xlim(left - space, right + space)
+    axes.set(
+        xlim=(left - space, right + space), xlabel=f"{METRICS[metric].heading} relative to the best configuration (%)"
+    )
     axes.set_xticks([tick for tick in axes.get_xticks() if left <= tick <= right])
-    axes.set_xlabel(f"{METRICS[metric].heading} relative to the best configuration (%)")
     titled(made, f"best: {label_of(best, varied(table))}")
     axes.grid(alpha=0.3, axis="x")
     return saved(axes, path)
@@ -395,27 +396,20 @@ def learning(table: Table, path: str | Path | None = None, *, n: int = N_LINES) 
         raise ConfigError(
             "learning curves: the runs of this study are timing-only; set training in the base experiment"
         )
-    best = _best_learners(table).head(n)
+    best = table.best("accuracy", n=len(table.members))
+    if "time_to_accuracy" in best:  # those that never reach the target remain sorted by accuracy
+        best = best.sort_values("time_to_accuracy", kind="stable")
     _, axes = single(8.0, 4.0)
-    for i, (_, settings) in enumerate(best.iterrows()):
+    for i, (_, settings) in enumerate(best.head(n).iterrows()):
         seeds = (part[["time", "accuracy"]] for _, part in labels.rows_of(table, history, settings).groupby("seed"))
         at, mean, half, _ = mean_line([part.to_numpy(np.float64).T * [[1.0], [100.0]] for part in seeds], 0.95)
         label = drawn(textwrap.fill(label_of(settings, varied(table)), 34))
         learning_curve(axes, i, label, at, mean, half)
-    axes.set_xlabel("simulated time")
+    axes.set(xlabel="simulated time", ylabel="held-out accuracy (%)")
     axes.xaxis.set_major_formatter(lambda value, _: seconds(value))
-    axes.set_ylabel("held-out accuracy (%)")
     axes.set_xlim(left=0.0)
     within_percent(axes)
     return _finished(axes, path)
-
-
-def _best_learners(table: Table) -> pd.DataFrame:
-    accurate = table.best("accuracy", n=len(table.members))
-    if "time_to_accuracy" not in accurate:
-        return accurate
-    # those that never reach the target remain sorted by accuracy
-    return accurate.sort_values("time_to_accuracy", kind="stable")
 
 
 #: maximum number of panels, and of readable tick labels on an axis
@@ -513,22 +507,14 @@ class Picture:
     width: int
 
 
-def pictures(
-    table: Table, metric: str, sensitivities: Sequence[Sensitivity], best: str, task: str = ""
-) -> list[Picture]:
-    """Return the figures of a study: those for which it has data.
+def pictures(table: Table, metric: str, sensitivities: Sequence[Sensitivity], best: str) -> Iterator[Picture]:
+    """Yield the figures of a study for which it has data.
 
     metric         metric that ranks configurations
     sensitivities  those of the best configuration, whose label is `best`; may be empty
-    task           name of the task, if `table` is one task's part of a study of several
     """
     if not labels.is_known(table, metric):  # nothing has finished
-        return []
-    found = _all(table, metric, sensitivities, best)
-    return [dataclasses.replace(each, title=f"{task}: {each.title}" if task else each.title) for each in found]
-
-
-def _all(table: Table, metric: str, sensitivities: Sequence[Sensitivity], best: str) -> Iterator[Picture]:
+        return
     yield from _scaling(table, metric)
     yield from _heat_maps(table, metric)
     front, heading = labels.front_of(table), METRICS[metric].heading
@@ -589,12 +575,12 @@ def _few_lines(table: Table, metric: str) -> tuple[Table, str]:
 def _by_spread(table: Table, metric: str) -> list[str]:
     """Return the varied fields, sorted by the spread of the best metric over their values."""
     ranked = table.best(metric, n=len(table.members))  # the first row of each value is its best
-    spread: dict[str, float] = {}
-    for field in varied(table):
-        tops = ranked.groupby(field, sort=False)[metric].first().to_numpy(np.float64)
-        low, high = float(tops.min()), float(tops.max())
-        spread[field] = math.log(high / low) if low > 0.0 else high - low
-    return sorted(spread, key=lambda field: -spread[field])
+
+    def spread(field: str) -> float:
+        tops = ranked.groupby(field, sort=False)[metric].first()
+        return math.log(tops.max() / tops.min()) if tops.min() > 0.0 else float(tops.max() - tops.min())
+
+    return sorted(varied(table), key=spread, reverse=True)
 
 
 def _heat_maps(table: Table, metric: str) -> Iterator[Picture]:

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,17 +46,11 @@ def study_text(table: Table) -> str:
 def study_cells(table: Table) -> list[list[str]]:
     """Return a header and one row per configuration (the first 40) with means over the seeds; for a search, the best
     first."""
-    summary, shown, axes = table.summary, _shown(table), _axes(table)
-    heads = axes if varied(table) else ["workers"]
-    lines = [[*heads, *(metric.column[0] for metric in shown)]]
-    if _is_ranked(table):
-        summary = _best_first(table)
-    for _, row in summary.head(N_ROWS).iterrows():
-        cells = [row[axis] for axis in axes]
-        lines.append(
-            [f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in cells]
-            + [_with_interval(row, metric.name, metric.column[1]) for metric in shown]
-        )
+    shown, axes = _shown(table), _axes(table)
+    lines = [[*(varied(table) or ["workers"]), *(metric.column[0] for metric in shown)]]
+    for _, row in (_best_first(table) if _is_ranked(table) else table.summary).head(N_ROWS).iterrows():
+        numbers = (_with_interval(row, metric.name, metric.column[1]) for metric in shown)
+        lines.append([*(plain(row[axis]) for axis in axes), *numbers])
     return lines
 
 
@@ -158,8 +152,6 @@ def _ends(table: Table) -> list[str]:
     return lines
 
 
-#: settings as texts -> seed -> value of a metric
-_Seen: TypeAlias = dict[tuple[str, ...], dict[int, float]]
 #: maximum number of values of a field that are compared pairwise; with more, only the first and the last
 N_VALUES = 5
 #: maximum number of lines below a table
@@ -208,26 +200,20 @@ def changes(table: Table, metric: str, question: str = "") -> list[Change]:
     if not is_known(table, metric):
         return []
     rows = table.known(metric)
-    rows = rows.assign(_place=table.places(rows, metric))
+    rows = rows.assign(_place=table.places(rows, metric)).reset_index(drop=True)
     best = rows.iloc[int(rows["_place"].argmin())]
-    seen = {name: _by_seed(table, name) for name in (metric, "cost_per_sample") if name in table.frame}
+    seen = {name: _by_seed(table, rows, name) for name in (metric, "cost_per_sample") if name in table.frame}
     found = [change for field in varied(table) for change in _of_field(table, rows, field, metric, best, seen)]
     return sorted(found, key=lambda change: (-_named_in(question, change), -abs(change.gain)))
 
 
-def _by_seed(table: Table, metric: str) -> _Seen:
-    """Return the known values of a metric: settings as texts -> seed -> value."""
-    frame = table.frame
-    seen: _Seen = {}
-    for key, seed, value in zip(_keys(frame, table.axes), frame["seed"], frame[metric], strict=True):
-        if math.isfinite(value):
-            seen.setdefault(key, {})[int(seed)] = float(value)
-    return seen
-
-
-def _keys(rows: pd.DataFrame, axes: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return some fields of each row, as texts."""
-    return list(zip(*(rows[axis].map(plain) for axis in axes), strict=True)) if axes else [()] * len(rows)
+def _by_seed(table: Table, rows: pd.DataFrame, metric: str) -> list[dict[int, float]]:
+    """Return the known values of a metric for each row of the summary: seed -> value."""
+    frame, axes = table.frame, table.axes
+    seen: dict[tuple[object, ...], dict[int, float]] = {}
+    for seed, value, *key in zip(frame["seed"], frame[metric], *(frame[axis] for axis in axes), strict=True):
+        seen.setdefault(tuple(key), {}).update({int(seed): float(value)} if math.isfinite(value) else {})
+    return [seen[key] for key in zip(*(rows[axis] for axis in axes), strict=True)]
 
 
 def change_lines(table: Table) -> list[str]:
@@ -248,9 +234,7 @@ def change_lines(table: Table) -> list[str]:
 def cost_line(table: Table) -> str:
     """Return a line with the cost of all simulated runs, or "" if unknown or if they are only a few steps."""
     frame = table.frame
-    if "updates" not in frame or not frame["cost"].notna().any():
-        return ""
-    rows = frame[frame["updates"].notna() & frame["cost"].notna()]
+    rows = frame[frame["updates"].notna() & frame["cost"].notna()] if "updates" in frame else frame[:0]
     if not len(rows):
         return ""
     money = METRICS["cost"].write(float(rows["cost"].sum()))
@@ -258,36 +242,38 @@ def cost_line(table: Table) -> str:
 
 
 def _of_field(
-    table: Table, rows: pd.DataFrame, field: str, metric: str, best: pd.Series[Any], seen: Mapping[str, _Seen]
+    table: Table,
+    rows: pd.DataFrame,
+    field: str,
+    metric: str,
+    best: pd.Series[Any],
+    seen: Mapping[str, Sequence[Mapping[int, float]]],
 ) -> list[Change]:
-    at = list(table.axes).index(field)
-    groups: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {}  # other settings -> value -> configuration
-    keys = _keys(rows, table.axes)
-    for key in keys:
-        groups.setdefault((*key[:at], *key[at + 1 :]), {})[key[at]] = key
-    place = dict(zip(keys, rows["_place"].tolist(), strict=True))
-    index = {key: i for i, key in enumerate(keys)}
-    of_best = tuple(plain(best[axis]) for axis in table.axes)
-    found = []
+    """Return the effects of changes of a field, between the configurations in `rows`."""
+    others = [axis for axis in table.axes if axis != field]
+    texts = rows.assign(**{axis: rows[axis].map(plain) for axis in table.axes})
+    # configurations that differ in this field only: value of the field -> row
+    groups = [
+        dict(zip(part[field], map(int, part.index), strict=True))
+        for _, part in texts.groupby(others or (lambda _: 0), sort=False)
+    ]
+    place, found = rows["_place"].tolist(), []
     for old, new in _pairs(rows[field].drop_duplicates().tolist(), best[field]):
-        texts = plain(old), plain(new)
-        pairs = [(group[texts[0]], group[texts[1]]) for group in groups.values() if set(texts) <= group.keys()]
-        gains = {pair: _gains(seen[metric], *pair, metric) for pair in pairs}
-        pairs = [pair for pair in pairs if gains[pair]]
-        if not pairs:
+        pairs = [(group[plain(old)], group[plain(new)]) for group in groups if {plain(old), plain(new)} <= group.keys()]
+        pairs.sort(key=lambda pair: min(place[pair[0]], place[pair[1]]))
+        effects = [(i, j, gains) for i, j in pairs if (gains := _gains(seen[metric][i], seen[metric][j], metric))]
+        if not effects:
             continue
-        here = min(pairs, key=lambda pair: min(place[pair[0]], place[pair[1]]))
-        means = [gains[pair][0] for pair in pairs]
+        (i, j, gains), means = effects[0], [gains[0] for *_, gains in effects]
         ends = [_written(end, metric) for end in (min(means), max(means))]
         width = " to ".join(ends) if ends[0] != ends[1] else ""
-        same = (*here[0][:at], *here[0][at + 1 :]) == (*of_best[:at], *of_best[at + 1 :])
-        others = [axis for axis in varied(table) if axis != field]
-        where = "" if same else label_of(rows.iloc[index[here[0]]], others)
-        effect = _effect(gains[here], metric)
-        cost = _gains(seen.get("cost_per_sample", {}), *here, "cost_per_sample")
-        if cost and metric != "cost_per_sample":
+        start: pd.Series[Any] = rows.iloc[i]
+        where = label_of(start, [axis for axis in varied(table) if axis != field])
+        where = "" if all(plain(start[axis]) == plain(best[axis]) for axis in others) else where
+        effect, costs = _effect(gains, metric), seen.get("cost_per_sample")
+        if costs and metric != "cost_per_sample" and (cost := _gains(costs[i], costs[j], "cost_per_sample")):
             effect += f", {_changed('cost per sample', cost[0], 'cost_per_sample')}"
-        found.append(Change(field, _what(field, old, new), gains[here][0], effect, where, width))
+        found.append(Change(field, _what(field, old, new), gains[0], effect, where, width))
     return found
 
 
@@ -302,10 +288,9 @@ def _pairs(values: Sequence[object], best: object) -> list[tuple[object, object]
     return list(itertools.pairwise(rising))
 
 
-def _gains(seen: _Seen, old: tuple[str, ...], new: tuple[str, ...], metric: str) -> list[float]:
+def _gains(before: Mapping[int, float], after: Mapping[int, float], metric: str) -> list[float]:
     """Return the changes of a metric (relative; for a share the difference): of the means over common seeds, and for
     each of these seeds. Empty if unknown."""
-    before, after = seen.get(old, {}), seen.get(new, {})
     seeds = [seed for seed in before if seed in after]
     if not seeds:
         return []
@@ -340,13 +325,12 @@ def _effect(gains: Sequence[float], metric: str) -> str:
 def _what(field: str, old: object, new: object) -> str:
     """Return "NIC bandwidth 100 instead of 25 Gbit/s", "ring instead of servers", "64 instead of 32 workers"."""
     (number, _, unit), (other, _, its_unit) = (plain(value).partition(" ") for value in (new, old))
+    text, before = named(field, new), named(field, old)
     if field == "workers":
         return f"{number} instead of {other} workers"
     if unit and unit == its_unit and number[:1].isdigit() and other[:1].isdigit():
-        return named(field, new).removesuffix(f" {unit}") + f" instead of {other} {unit}"
-    text, before = named(field, new), named(field, old)
-    name = text.removesuffix(plain(new))
-    return f"{text} instead of {before.removeprefix(name) if name else before}"
+        return f"{text.removesuffix(f' {unit}')} instead of {other} {unit}"
+    return f"{text} instead of {before.removeprefix(text.removesuffix(plain(new)))}"
 
 
 def _named_in(question: str, change: Change) -> int:
@@ -554,11 +538,8 @@ def _of_seeds(table: Table, settings: pd.Series[float], metric: str) -> pd.Serie
 def equal_in_front(table: Table, x: str, y: str) -> list[pd.DataFrame]:
     """Return the Pareto front of two metrics, grouping ties in both, in the order of the first metric."""
     front = table.pareto(x, y)
-    places = np.stack([table.places(front, name) for name in (x, y)], axis=1).tolist()
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for i, place in enumerate(places):
-        groups.setdefault(tuple(place), []).append(i)
-    return [front.iloc[members] for members in groups.values()]
+    places = [table.places(front, name) for name in (x, y)]
+    return [part for _, part in front.groupby(places, sort=False)]
 
 
 def front_of(table: Table) -> tuple[str, str] | None:

@@ -40,10 +40,13 @@ def summary_rows(result: Result, *, simulate: bool = True) -> list[Line]:
               not known yet are omitted
     """
     experiment = result.experiment
+    shares = ((METRICS[f"{kind}_share"], share) for kind, share in result.shares.items())
+    links = [f"{ends} ({kind}): {share} used, {n}" for ends, kind, share, n in busiest_links(result, N_LINKS)]
+    staleness = result.recorder.staleness
     rows = [
         ("throughput" if result.fits else "if it fit", _throughput(result)),
         *_memory(result),
-        ("time goes to", _shares(result)),
+        ("time goes to", ", ".join(f"{metric.heading} {metric.write(share)}" for metric, share in shares)),
         *[("bottleneck" if i == 0 else "", text) for i, text in enumerate(_bottleneck(result, simulate))],
         *_software(result),
         *([] if result.published is None else [("published", str(result.published))]),
@@ -54,13 +57,13 @@ def summary_rows(result: Result, *, simulate: bool = True) -> list[Line]:
         ("step time", _step_time(result)),
         *_interval(result, simulate),
         ("speed-up", _speedup(result)),
-        *_staleness(result),
+        *([("staleness", f"mean {result.mean_staleness:.4g}, at most {max(staleness)} updates")] if staleness else []),
         *_transport(result),
         *_failures(result),
         ("bytes sent", f"{size(result.nbytes_per_step)} per worker and step"),
         *_costs(result),
         *_learning(result),
-        *[("busy links" if i == 0 else "", text) for i, text in enumerate(_links(result))],
+        *[("busy links" if i == 0 else "", text) for i, text in enumerate(links or ["none"])],
         *[("compute time" if i == 0 else "", text) for i, text in enumerate(_compute_times(result))],
         *[("note", note) for note in result.notes],
         *[("warning", warning) for warning in result.warnings[not result.fits :]],
@@ -167,16 +170,6 @@ def _speedup(result: Result) -> str:
     )
 
 
-def _shares(result: Result) -> str:
-    shares = ((METRICS[f"{kind}_share"], share) for kind, share in result.shares.items())
-    return ", ".join(f"{metric.heading} {metric.write(share)}" for metric, share in shares)
-
-
-def _staleness(result: Result) -> Iterator[Line]:
-    if staleness := result.recorder.staleness:
-        yield "staleness", f"mean {result.mean_staleness:.4g}, at most {max(staleness)} updates"
-
-
 def _failures(result: Result) -> Iterator[Line]:
     """Yield the effects of failures and checkpoints on the run."""
     if not result.has_failure_timeline:
@@ -246,11 +239,6 @@ def busiest_links(result: Result, n: int) -> list[tuple[str, str, str, str]]:
     rows = zip(*(links[name] for name in ("utilisation", "source", "target", "kind", "nbytes")), strict=True)
     used = sorted((row for row in rows if row[-1] > 0.0), key=lambda row: (-row[0], row[1]))
     return [(f"{a} -> {b}", kind, percent(share), size(nbytes)) for share, a, b, kind, nbytes in used[:n]]
-
-
-def _links(result: Result) -> list[str]:
-    busiest = busiest_links(result, N_LINKS)
-    return [f"{ends} ({kind}): {share} used, {nbytes}" for ends, kind, share, nbytes in busiest] or ["none"]
 
 
 def _compute_times(result: Result) -> list[str]:

@@ -12,15 +12,13 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from ddlsim.arguments import checked
 from ddlsim.cluster.cluster import Floats
-from ddlsim.network import BusyIntervals
 from ddlsim.output_files import replacing
 from ddlsim.printable import shown
 from ddlsim.readable import count
@@ -37,18 +35,6 @@ _GROUPS = {WORKERS: "workers", NETWORK: "transfers and servers", LINKS: "links, 
 Event = dict[str, object]
 
 
-@dataclass(frozen=True)
-class _Part:
-    """The part of a run to write: spans that begin before `end` (s), on these workers and links (with `busy` times)."""
-
-    end: float
-    workers: Sequence[int]
-    channels: Sequence[int]
-    busy: BusyIntervals | None
-    n_intervals: int
-    left_out: Sequence[str]
-
-
 @checked
 def save_trace(result: Result, path: str | Path, *, whole: bool = False) -> str:
     """Write the timeline of a result that was recorded with its busy intervals (``result.traced``), compressed if the
@@ -58,74 +44,88 @@ def save_trace(result: Result, path: str | Path, *, whole: bool = False) -> str:
     with a note under "otherData" and as a slice in the omitted time. With it, only the shortest gaps of links with many
     thousands of transfers are omitted.
     """
-    part = _part(result, whole)
+    part = _Part(result, whole)
     left_out = "; ".join(part.left_out)
     other = {"made by": "ddlsim"} | ({"left out": left_out} if left_out else {})
-    document = {"traceEvents": _events(result, part, whole), "displayTimeUnit": "ms", "otherData": other}
+    document = {"traceEvents": part.events(), "displayTimeUnit": "ms", "otherData": other}
     text = json.dumps(document, separators=(",", ":")).encode("utf-8", "backslashreplace")
     with replacing(path) as file:
         file.write(gzip.compress(text, mtime=0) if str(path).endswith(".gz") else text)
     return left_out
 
 
-def _events(result: Result, part: _Part, whole: bool) -> list[Event]:
-    """Return the events: metadata first, then spans track by track."""
-    others = {f"worker {rank}" for rank in set(range(result.n_workers)).difference(part.workers)}
-    spans = [
-        span
-        for span in result.recorder.spans
-        if span.start < part.end and span.track.removesuffix(" network") not in others
-    ]
-    own = _tracks(span for span in spans if span.kind != TRANSFER)
-    background = _lanes(_tracks(span for span in spans if span.kind == TRANSFER))
-    groups = [(WORKERS, own), (NETWORK, background), (LINKS, _links(result, part))]
-    names = dict(_GROUPS)
-    if part.left_out:
-        names[LEFT_OUT] = "left out" if whole else "left out (--trace-whole, whole=True)"
-        begin = part.end if part.end < result.simulated_time else 0.0
-        note = Span("", "left out", "; ".join(part.left_out), begin, result.simulated_time)
-        groups.append((LEFT_OUT, {"": [note]}))
-    events: list[Event] = [
-        {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": name}} for pid, name in names.items()
-    ]
-    for pid, tracks in groups:
-        for tid, (name, track) in enumerate(tracks.items()):
-            place = {"pid": pid, "tid": tid}
-            events.append({"ph": "M", "name": "thread_name", "args": {"name": shown(name)}, **place})
-            events.append({"ph": "M", "name": "thread_sort_index", "args": {"sort_index": tid}, **place})
-            events += [_event(span, place) for span in track]
-    return events
+class _Part:
+    """The part of a run to write: spans that begin before `end` (s), on some workers and links (`channels`)."""
 
+    def __init__(self, result: Result, whole: bool) -> None:
+        self.result, self.whole, busy = result, whole, result.busy
+        seconds = np.empty(0) if busy is None else np.asarray(busy.seconds())
+        used = [c for c in np.argsort(-seconds, kind="stable").tolist() if seconds[c] > 0.0]
+        n_workers = result.n_workers if whole else min(N_WORKERS, result.n_workers)
+        self.workers = np.unique(np.linspace(0, result.n_workers - 1, n_workers).astype(np.int64)).tolist()
+        self.channels = used if whole else used[:N_LINKS]
+        self.busy = busy = None if busy is None else busy.only(self.channels)
+        self.n_intervals = n = max(N_INTERVALS, N_INTERVALS_IN_ALL // max(len(used), 1)) if whole else N_INTERVALS
+        ends = [] if whole else [steps[N_STEPS - 1] for steps in result.recorder.step_end if len(steps) >= N_STEPS]
+        self.end = end = max(ends, default=math.inf)
+        n_steps = max(map(len, result.recorder.step_end), default=0)
+        self.left_out = []
+        if end < result.simulated_time:
+            steps = f"steps after the first {N_STEPS}, of {n_steps:,}"
+            self.left_out.append(f"anything that begins after {end:.4g} s ({steps})")
+        if len(self.workers) < result.n_workers:
+            self.left_out.append(count(result.n_workers - len(self.workers), "worker") + f" of {result.n_workers:,}")
+        if len(used) > len(self.channels):
+            self.left_out.append(count(len(used) - len(self.channels), "link") + f" of {len(used):,}")
+        if busy is not None and any((busy.of(channel)[0] < end).sum() > n for channel in self.channels):
+            self.left_out.append(f"the shortest gaps between more than {n:,} transfers on a link")
 
-def _part(result: Result, whole: bool) -> _Part:
-    busy = result.busy
-    seconds = np.empty(0) if busy is None else np.asarray(busy.seconds())
-    used = [c for c in np.argsort(-seconds, kind="stable").tolist() if seconds[c] > 0.0]
-    n_workers = result.n_workers if whole else min(N_WORKERS, result.n_workers)
-    workers = np.unique(np.linspace(0, result.n_workers - 1, n_workers).astype(np.int64))
-    channels = used if whole else used[:N_LINKS]
-    busy = None if busy is None else busy.only(channels)
-    n_intervals = max(N_INTERVALS, N_INTERVALS_IN_ALL // max(len(used), 1)) if whole else N_INTERVALS
-    ends = [steps[N_STEPS - 1] if len(steps) >= N_STEPS else math.inf for steps in result.recorder.step_end]
-    end = math.inf if whole else max((found for found in ends if math.isfinite(found)), default=math.inf)
-    n_steps = max(map(len, result.recorder.step_end), default=0)
-    left_out = []
-    if end < result.simulated_time:
-        left_out.append(f"anything that begins after {end:.4g} s (steps after the first {N_STEPS}, of {n_steps:,})")
-    if len(workers) < result.n_workers:
-        left_out.append(count(result.n_workers - len(workers), "worker") + f" of {result.n_workers:,}")
-    if len(used) > len(channels):
-        left_out.append(count(len(used) - len(channels), "link") + f" of {len(used):,}")
-    if busy is not None and any((busy.of(channel)[0] < end).sum() > n_intervals for channel in channels):
-        left_out.append(f"the shortest gaps between more than {n_intervals:,} transfers on a link")
-    return _Part(end, workers.tolist(), channels, busy, n_intervals, left_out)
+    def events(self) -> list[Event]:
+        """Return the events: metadata first, then spans track by track."""
+        result, recorder = self.result, self.result.recorder
+        others = {f"worker {rank}" for rank in set(range(result.n_workers)).difference(self.workers)}
+        spans = [s for s in recorder.spans if s.start < self.end and s.track.removesuffix(" network") not in others]
+        own = _tracks(span for span in spans if span.kind != TRANSFER)
+        background = _lanes(_tracks(span for span in spans if span.kind == TRANSFER))
+        groups = [(WORKERS, own), (NETWORK, background), (LINKS, self._links())]
+        names = dict(_GROUPS)
+        if self.left_out:
+            names[LEFT_OUT] = "left out" if self.whole else "left out (--trace-whole, whole=True)"
+            begin = self.end if self.end < result.simulated_time else 0.0
+            note = Span("", "left out", "; ".join(self.left_out), begin, result.simulated_time)
+            groups.append((LEFT_OUT, {"": [note]}))
+        events: list[Event] = [
+            {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": n}} for pid, n in names.items()
+        ]
+        for pid, tracks in groups:
+            for tid, (name, track) in enumerate(tracks.items()):
+                place = {"pid": pid, "tid": tid}
+                events.append({"ph": "M", "name": "thread_name", "args": {"name": shown(name)}, **place})
+                events.append({"ph": "M", "name": "thread_sort_index", "args": {"sort_index": tid}, **place})
+                for span in track:
+                    name = span.kind if span.kind == span.name else f"{span.kind}: {span.name}"
+                    times = {"ts": span.start * 1e6, "dur": (span.end - span.start) * 1e6}
+                    events.append({"ph": "X", "name": shown(name), "cat": span.kind, **times, **place})
+        return events
 
-
-def _event(span: Span, place: dict[str, int]) -> Event:
-    name = span.kind if span.kind == span.name else f"{span.kind}: {span.name}"
-    begin = span.start * 1e6
-    duration = (span.end - span.start) * 1e6
-    return {"ph": "X", "name": shown(name), "cat": span.kind, "ts": begin, "dur": duration, **place}
+    def _links(self) -> dict[str, list[Span]]:
+        """Return the busy intervals of the links with the longest busy time."""
+        tracks: dict[str, list[Span]] = {}
+        if self.busy is None:
+            return tracks
+        cluster = self.result.cluster
+        first = np.unique(cluster.link_channel, return_index=True)[1]
+        for channel in self.channels:
+            link = first[channel]
+            source, target = (cluster.node_names[n] for n in (cluster.link_src[link], cluster.link_dst[link]))
+            name = f"{source} -> {target} ({cluster.link_kind[link]})"
+            if name in tracks:  # parallel links
+                name += f" #{channel}"
+            start, end = self.busy.of(channel)
+            kept = start < self.end
+            begins, ends = _merged(start[kept], end[kept], self.n_intervals) if kept.any() else ([], [])
+            tracks[name] = [Span(name, "busy", "busy", s, e) for s, e in zip(begins, ends, strict=True)]
+        return tracks
 
 
 def _tracks(spans: Iterable[Span]) -> dict[str, list[Span]]:
@@ -142,33 +142,12 @@ def _lanes(tracks: dict[str, list[Span]]) -> dict[str, list[Span]]:
     for name, spans in tracks.items():
         lanes: list[list[Span]] = []
         for span in spans:
-            lane = next((lane for lane in lanes if lane[-1].end <= span.start), None)
-            if lane is None:
-                lane = []
+            lane = next((lane for lane in lanes if lane[-1].end <= span.start), [])
+            if not lane:
                 lanes.append(lane)
             lane.append(span)
         spread |= {name if i == 0 else f"{name} ({i + 1})": lane for i, lane in enumerate(lanes)}
     return spread
-
-
-def _links(result: Result, part: _Part) -> dict[str, list[Span]]:
-    """Return the busy intervals of the links with the longest busy time."""
-    busy, cluster = part.busy, result.cluster
-    if busy is None:
-        return {}
-    first = np.unique(cluster.link_channel, return_index=True)[1]
-    tracks: dict[str, list[Span]] = {}
-    for channel in part.channels:
-        link = first[channel]
-        source, target = (cluster.node_names[n] for n in (cluster.link_src[link], cluster.link_dst[link]))
-        name = f"{source} -> {target} ({cluster.link_kind[link]})"
-        if name in tracks:  # parallel links
-            name += f" #{channel}"
-        start, end = busy.of(channel)
-        kept = start < part.end
-        begins, ends = _merged(start[kept], end[kept], part.n_intervals) if kept.any() else ([], [])
-        tracks[name] = [Span(name, "busy", "busy", s, e) for s, e in zip(begins, ends, strict=True)]
-    return tracks
 
 
 def _merged(start: Floats, end: Floats, n: int) -> tuple[list[float], list[float]]:

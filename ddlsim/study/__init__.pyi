@@ -3,7 +3,6 @@
 from .designs import Range as Range
 from .dispatch import Count as Count
 from .dispatch import Point as Point
-from .files import load_study as load_study
 from .search import Search as Search
-from .study import Study as Study
+from .study import Study as Study, load_study as load_study
 from .table import Table as Table, load_table as load_table

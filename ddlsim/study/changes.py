@@ -15,6 +15,7 @@ Clusters and devices have more paths:
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias, cast
@@ -191,7 +192,9 @@ def _cluster(cluster: Cluster, tree: Mapping[str, object]) -> Cluster:
         elif isinstance(branch, dict):
             raise _unknown(name, kinds, "cluster")
         elif name in _NODE_FIELDS:
-            cluster = _with_nodes(cluster, name, branch)
+            new = cast(float, _NODE_FIELDS[name](branch, where))
+            column, new = ("reduce_time", 1.0 / new) if name == "reduce_bandwidth" else (name, new)
+            cluster = _with_column(cluster, column, cluster.is_endpoint, new)
         elif name == "price":
             cluster = priced(cluster, branch)  # type: ignore[arg-type]  # refuses what is no quantity
         elif name in _COST_FIELDS:
@@ -217,13 +220,6 @@ def _with_links(cluster: Cluster, kind: str, field: str, value: object) -> Clust
     return dataclasses.replace(cluster, details=dataclasses.replace(details, flow_rate=rates))
 
 
-def _with_nodes(cluster: Cluster, field: str, value: object) -> Cluster:
-    new = cast(float, _NODE_FIELDS[field](value, f"cluster.{field}"))
-    if field == "reduce_bandwidth":
-        field, new = "reduce_time", 1.0 / new
-    return _with_column(cluster, field, cluster.is_endpoint, new)
-
-
 def _with_column(cluster: Cluster, column: str, chosen: Bools, value: float) -> Cluster:
     values = np.where(chosen, value, getattr(cluster, column))
     return dataclasses.replace(cluster, **{column: values})  # type: ignore[arg-type]  # only arrays
@@ -232,22 +228,17 @@ def _with_column(cluster: Cluster, column: str, chosen: Bools, value: float) -> 
 def labels_of(values: Sequence[object]) -> list[str | int | float | bool]:
     """Return a label for each value. Different values have different labels; that of None or of no items is "none"."""
     values = [bare(v) for v in values]
-    short, long = [_short(v) for v in values], [_long(v) for v in values]
-    meant: dict[object, set[object]] = {}
-    for a, b in zip(short, long, strict=True):
-        meant.setdefault(a, set()).add(b)
-    return [b if len(meant[a]) > 1 else a for a, b in zip(short, long, strict=True)]
+    long = [_long(v) for v in values]
+    own = [getattr(v, "label", None) for v in values]
+    pairs = [(a if isinstance(a, str) else b, b) for a, b in zip(own, long, strict=True)]
+    n_meanings = Counter(short for short, _ in set(pairs))
+    return [b if n_meanings[a] > 1 else a for a, b in pairs]
 
 
 def bare(value: object) -> object:
     """Return the compressor of a Compression without other settings; experiments accept both."""
     only = isinstance(value, Compression) and value == Compression(value.compressor)
     return value.compressor if only and isinstance(value, Compression) else value
-
-
-def _short(value: object) -> str | int | float | bool:
-    label = getattr(value, "label", None)
-    return label if isinstance(label, str) else _long(value)
 
 
 def _long(value: object) -> str | int | float | bool:

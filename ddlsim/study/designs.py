@@ -110,13 +110,12 @@ def rows_of(
     if not sampled and n_points is not None:
         raise ConfigError(f"n_points = {shown(n_points)} has no effect with design = {design!r}; remove n_points")
     for path, values in vary.items():
-        if isinstance(values, Range):
-            if not sampled:
-                raise ConfigError(
-                    f"vary[{path!r}] = {shown(values)}: design = {design!r} needs a list of values, not a range; use "
-                    "design='random' to sample the range"
-                )
-        elif len(values) == 0:
+        if isinstance(values, Range) and not sampled:
+            raise ConfigError(
+                f"vary[{path!r}] = {shown(values)}: design = {design!r} needs a list of values, not a range; use "
+                "design='random' to sample the range"
+            )
+        if not isinstance(values, Range) and len(values) == 0:
             raise ConfigError(f"vary[{path!r}] is empty; add at least one value, or remove the field")
     if n_points is not None:
         return [
@@ -132,12 +131,11 @@ def rows_of(
         raise ConfigError(
             f"design = 'grid' has {n} points, above the limit of {MAX_POINTS}; use design = 'random' to sample them"
         )
-    if design == "grid":
-        return [dict(zip(listed, row, strict=True)) for row in itertools.product(*listed.values())]
-    if len({len(values) for values in listed.values()}) > 1:
+    if design == "list" and len({len(values) for values in listed.values()}) > 1:
         lengths = ", ".join(f"{path}: {len(values)}" for path, values in listed.items())
         raise ConfigError(f"design = 'list' needs the same number of values for every field, got {lengths}")
-    return [dict(zip(listed, row, strict=True)) for row in zip(*listed.values(), strict=True)] or [{}]
+    rows = itertools.product(*listed.values()) if design == "grid" else zip(*listed.values(), strict=True)
+    return [dict(zip(listed, row, strict=True)) for row in rows] or [{}]
 
 
 def paths_of(key: str) -> list[str]:

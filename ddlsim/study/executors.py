@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from functools import partial
@@ -13,7 +13,7 @@ from typing import Protocol
 from ddlsim.errors import ConfigError
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.processes import Processes
-from ddlsim.study.serialization import Job, Packer
+from ddlsim.study.serialization import Packer, Parcel
 from ddlsim.study.worker import Answer, simulate_all, simulate_some, warm_up
 
 #: interval in s between checks of the number of workers in a Dask cluster
@@ -28,19 +28,24 @@ class DaskClient(Protocol):
     def nthreads(self) -> dict[str, int]: ...
 
 
-class Pool(Protocol):
-    """Interface between the dispatcher and an executor."""
+class Pool:
+    """This process, which simulates one point at a time; subclasses send points to other processes."""
 
     @property
     def n_workers(self) -> int:
         """Number of points that are simulated at the same time."""
+        return 1
 
-    def submit(self, jobs: Sequence[Job], missing: Sequence[str] = ()) -> Future[Answer]:
-        """Send jobs to a worker, with the parts that it has reported as `missing`."""
+    def submit(
+        self, experiments: Sequence[Experiment], missing: Sequence[str] = (), *, stability: bool = False
+    ) -> Future[Answer]:
+        """Send experiments to a worker, with the parts that it has reported as `missing`."""
+        done: Future[Answer] = Future()
+        done.set_result(simulate_all(experiments, stability))
+        return done
 
     def close(self, *, at_once: bool) -> None:
         """Close resources that were opened here; with `at_once`, without waiting for running work."""
-        return
 
 
 def open_pool(
@@ -64,40 +69,42 @@ def open_pool(
         return _CustomExecutor(executor, packer) if isinstance(executor, Executor) else _Dask(executor, packer)
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     n = n_cores if jobs is None else jobs
-    return _Inline() if n == 1 else Local(min(n, max(n_at_once, len(experiments))), packer, experiments)
+    return Pool() if n == 1 else Local(min(n, max(n_at_once, len(experiments))), packer, experiments)
 
 
-class _Inline(Pool):
-    """This process, which simulates one point at a time."""
+class _Remote(Pool):
+    """Processes to which `send` sends a parcel."""
 
-    n_workers = 1
+    def __init__(self, send: Callable[[Parcel], Future[Answer]], packer: Packer) -> None:
+        self._send, self._packer = send, packer
 
-    def submit(self, jobs: Sequence[Job], missing: Sequence[str] = ()) -> Future[Answer]:
-        done: Future[Answer] = Future()
-        done.set_result(simulate_all(jobs))
-        return done
+    def submit(
+        self, experiments: Sequence[Experiment], missing: Sequence[str] = (), *, stability: bool = False
+    ) -> Future[Answer]:
+        return self._send(self._packer.pack(experiments, missing, stability))
 
 
-class Local:
+class Local(_Remote):
     """Processes on this machine."""
 
     def __init__(self, n_workers: int, packer: Packer, experiments: Sequence[Experiment]) -> None:
-        self.n_workers, self._packer = n_workers, packer
         self._processes = Processes(n_workers, simulate_some, partial(warm_up, experiments))
+        super().__init__(self._processes.submit, packer)
 
-    def submit(self, jobs: Sequence[Job], missing: Sequence[str] = ()) -> Future[Answer]:
-        return self._processes.submit(self._packer.pack(jobs, missing))
+    @property
+    def n_workers(self) -> int:
+        return self._processes.n_workers
 
     def close(self, *, at_once: bool) -> None:
         self._processes.close(at_once=at_once)
 
 
-class _CustomExecutor(Pool):
+class _CustomExecutor(_Remote):
     """A custom executor, which is not closed."""
 
     def __init__(self, executor: Executor, packer: Packer) -> None:
         self._executor = executor
-        self._packer = packer
+        super().__init__(lambda parcel: executor.submit(simulate_some, parcel), packer)
 
     @property
     def n_workers(self) -> int:
@@ -105,9 +112,6 @@ class _CustomExecutor(Pool):
             if isinstance(n := getattr(self._executor, name, None), int) and n > 0:
                 return n
         return os.cpu_count() or 1
-
-    def submit(self, jobs: Sequence[Job], missing: Sequence[str] = ()) -> Future[Answer]:
-        return self._executor.submit(simulate_some, self._packer.pack(jobs, missing))
 
 
 class _Dask(_CustomExecutor):

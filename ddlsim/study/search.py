@@ -100,67 +100,101 @@ class Search:
         return self.sampler or ("tpe" if len(self.metrics) == 1 else "nsga2")
 
 
-#: of NSGA-II; Optuna's 50 are for budgets of thousands of trials
+#: population of NSGA-II; Optuna's 50 are for budgets of thousands of trials
 POPULATION = 20
-#: times that a sampler may come back to what it has had already, before a configuration is drawn from the others
+#: maximum number of known configurations that the sampler may propose in a row, before others are sampled at random
 REPEATS = 20
-#: configurations that are drawn then, before all are gone through
+#: number of random configurations to sample, before all are enumerated
 DRAWS = 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Proposal:
-    """A configuration: what it takes for each key of the study, by its name where it has one."""
+class _Trial:
+    """A proposed configuration, its points, one per seed, and the values of the metrics for the seeds that are done."""
 
-    trial: Trial
-    row: Mapping[str, object]
+    proposal: Trial
+    points: list[Point]
+    values: list[list[float]] = field(default_factory=list)
+
+    @property
+    def means(self) -> list[float]:
+        """The means over the seeds, one per metric."""
+        return [float(np.mean(column)) for column in zip(*self.values, strict=True)]
 
 
-class Proposals:
-    """The trials of a search. Raises ConfigError where Optuna is not installed."""
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Optuna's messages off the terminal, and restore its level of logging."""
+    logger = logging.getLogger("optuna")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
-    def __init__(self, search: Search, vary: Vary) -> None:
+
+class Trials:
+    """A search, round after round. Raises ConfigError if Optuna is not installed.
+
+    points_of  function that returns the points of a proposed configuration, one per seed
+    """
+
+    @_quiet()
+    def __init__(
+        self, search: Search, vary: Vary, n_seeds: int, points_of: Callable[[Mapping[str, object]], list[Point]]
+    ) -> None:
         with needs("optuna"):
             import optuna
-        self._search = search
+        self._search, self._n_seeds, self._points_of = search, n_seeds, points_of
         self._values = {key: list(values) if isinstance(values, Mapping) else values for key, values in vary.items()}
-        self._space: dict[str, BaseDistribution] = {key: _space(values) for key, values in self._values.items()}
-        #: configurations that there are, inf where a number can be anything in a range
-        self._n = math.prod(_n_values(values) for values in self._values.values())
+        self._space = {key: _space(values) for key, values in self._values.items()}
+        #: Optuna's values of each key; None: any number in a range
+        self._choices = [_choices(values) for values in self._values.values()]
+        self._n = math.prod(math.inf if choices is None else len(choices) for choices in self._choices)
         self._generator = np.random.default_rng(search.seed)
         self._seen: set[tuple[object, ...]] = set()
-        with _quiet():
-            self._study = optuna.create_study(
-                directions=["maximize" if METRICS[name].larger_is_better else "minimize" for name in search.metrics],
-                sampler=_sampler(search),
-                pruner=optuna.pruners.MedianPruner(),
-            )
+        self._trials: list[_Trial] = []
+        self._outcomes: Mapping[str, Outcome] = {}
+        self._study = optuna.create_study(
+            directions=["maximize" if METRICS[name].larger_is_better else "minimize" for name in search.metrics],
+            sampler=_sampler(search),
+            pruner=optuna.pruners.MedianPruner(),
+        )
 
-    def ask(self) -> list[Proposal]:
-        """Return the next configurations, `search.batch` of them or what is left; none at the end."""
+    @property
+    def points(self) -> list[Point]:
+        """The points of all trials so far."""
+        return [point for trial in self._trials for point in trial.points]
+
+    def take(self, outcomes: Mapping[str, Outcome]) -> None:
+        """Set the outcomes of the points of the latest round."""
+        self._outcomes = outcomes
+
+    def rounds(self) -> Iterator[list[Point]]:
+        """Yield points to be simulated; :meth:`take` expects their outcomes before the next round.
+
+        Raises ConfigError for a metric that no simulated configuration has.
+        """
+        while batch := self._proposed():
+            self._trials += batch
+            # with pruning one seed after another, else all at once
+            steps = [[i] for i in range(self._n_seeds)] if self._search.prune else [list(range(self._n_seeds))]
+            going = batch
+            for step in steps:
+                yield [trial.points[i] for trial in batch for i in step]
+                going = [trial for trial in going if self._goes_on(trial, step)]
+            self._refuse_unknown()
+            self._tell(batch)
+
+    @_quiet()
+    def _proposed(self) -> list[_Trial]:
+        """Return the next configurations, at most `search.batch`; none at the end."""
         n = int(min(self._search.batch, self._search.n_trials - len(self._seen), self._n - len(self._seen)))
-        with _quiet():
-            return list(itertools.islice(self._new(), n))
+        return list(itertools.islice(self._new(), n))
 
-    def tell(self, proposal: Proposal, values: Sequence[float] | None) -> None:
-        """Say what came of a configuration: a value per metric, or None if it has none (it does not fit together, or
-        was given up)."""
-        from optuna.trial import TrialState
-
-        with _quiet():
-            if values is None:  # samplers count those without a value as the worst
-                self._study.tell(proposal.trial, state=TrialState.PRUNED)
-            else:
-                self._study.tell(proposal.trial, list(values))
-
-    def gives_up(self, proposal: Proposal, value: float, step: int) -> bool:
-        """Return whether a configuration with this mean after seed number `step` is worse than the median."""
-        with _quiet():
-            proposal.trial.report(value, step)
-            return proposal.trial.should_prune()
-
-    def _new(self) -> Iterator[Proposal]:
-        """Yield configurations that have not been proposed yet, while there are."""
+    def _new(self) -> Iterator[_Trial]:
+        """Yield configurations that have not been proposed yet, while there are any."""
         from optuna.trial import TrialState
 
         while True:
@@ -168,7 +202,7 @@ class Proposals:
                 trial = self._study.ask(self._space)
                 if self._is_new(trial.params):
                     break
-                self._study.tell(trial, state=TrialState.FAIL)  # which samplers leave out
+                self._study.tell(trial, state=TrialState.FAIL)  # ignored by samplers
             else:
                 parameters = next(filter(self._is_new, self._further()), None)
                 if parameters is None:
@@ -176,10 +210,10 @@ class Proposals:
                 self._study.enqueue_trial(parameters)
                 trial = self._study.ask(self._space)
             self._seen.add(self._place(trial.params))
-            yield Proposal(trial, dict(zip(self._values, self._row(trial.params), strict=True)))
+            yield _Trial(trial, self._points_of(self._row(trial.params)))
 
     def _further(self) -> Iterator[dict[str, float]]:
-        """Yield parameters at random; then, where there are that few, all in turn."""
+        """Yield random parameters; then, if there are few enough, all combinations in turn."""
         for _ in range(DRAWS):
             shares = self._generator.random(len(self._values)).tolist()
             yield {
@@ -187,44 +221,70 @@ class Proposals:
                 for (key, values), share in zip(self._values.items(), shares, strict=True)
             }
         if self._n <= MAX_POINTS:
-            all_of_each = [_all_of(values) for values in self._values.values()]
-            for combination in itertools.product(*all_of_each):
+            for combination in itertools.product(*(choices or () for choices in self._choices)):
                 yield dict(zip(self._values, combination, strict=True))
 
-    def _row(self, parameters: Mapping[str, float]) -> list[object]:
-        return [
-            values.written(parameters[key]) if isinstance(values, Range) else values[int(parameters[key])]
+    def _row(self, parameters: Mapping[str, float]) -> dict[str, object]:
+        return {
+            key: values.written(parameters[key]) if isinstance(values, Range) else values[int(parameters[key])]
             for key, values in self._values.items()
-        ]
+        }
 
     def _place(self, parameters: Mapping[str, float]) -> tuple[object, ...]:
-        """Return what tells a configuration from others: numbers that are written alike are the same."""
-        return tuple(
-            value if isinstance(values, Range) else parameters[key]
-            for value, (key, values) in zip(self._row(parameters), self._values.items(), strict=True)
-        )
+        """Return what distinguishes a configuration from others; numbers with the same text are equal."""
+        row = self._row(parameters)
+        return tuple(row[key] if isinstance(values, Range) else parameters[key] for key, values in self._values.items())
 
     def _is_new(self, parameters: Mapping[str, float]) -> bool:
         return self._place(parameters) not in self._seen
 
+    @_quiet()
+    def _goes_on(self, trial: _Trial, step: Sequence[int]) -> bool:
+        """Record the outcomes of some seeds of a trial; return whether to simulate others."""
+        for i in step:
+            outcome = self._outcomes[trial.points[i].key]
+            values = [outcome.record.get(name) for name in self._search.metrics]
+            if outcome.status != DONE or not all(isinstance(v, int | float) and not math.isnan(v) for v in values):
+                return False
+            trial.values.append([float(v) for v in values])  # type: ignore[arg-type]  # they are numbers
+        n = len(trial.values)
+        if not self._search.prune:
+            return True
+        trial.proposal.report(trial.means[0], n)  # also for comparison with later trials
+        if not trial.proposal.should_prune() or n == self._n_seeds:
+            return True
+        name = self._search.metrics[0]
+        reason = f"given up after {n} of {self._n_seeds} seeds: its {name} is worse than the median so far"
+        trial.points[n:] = [point.left_out(reason) for point in trial.points[n:]]
+        return False
 
-def _all_of(values: Sequence[object] | Range) -> range:
-    """Return the parameters of a list, or of a range of integers."""
+    def _refuse_unknown(self) -> None:
+        done = [outcome for outcome in self._outcomes.values() if outcome.status == DONE]
+        for name in self._search.metrics:
+            if done and all(outcome.record.get(name) is None for outcome in done):
+                raise ConfigError(f"Search: objective: no configuration has a known {name}{METRICS[name].remedy}")
+
+    @_quiet()
+    def _tell(self, batch: Sequence[_Trial]) -> None:
+        from optuna.trial import TrialState
+
+        for trial in batch:
+            if len(trial.values) == self._n_seeds:
+                self._study.tell(trial.proposal, trial.means)
+            else:  # invalid, failed or given up; samplers count it as the worst
+                self._study.tell(trial.proposal, state=TrialState.PRUNED)
+
+
+def _choices(values: Sequence[object] | Range) -> range | None:
+    """Return the indices of a list, or the numbers in a range of integers; None: any number in a range."""
     if not isinstance(values, Range):
         return range(len(values))
     low, high = values.bounds
-    return range(int(low), int(high) + 1)
-
-
-def _n_values(values: Sequence[object] | Range) -> float:
-    if not isinstance(values, Range):
-        return len(values)
-    low, high = values.bounds
-    return high - low + 1 if values.integer else math.inf
+    return range(int(low), int(high) + 1) if values.integer else None
 
 
 def _space(values: Sequence[object] | Range) -> BaseDistribution:
-    """Return what Optuna is to choose from: places in a list, in no order, or numbers in a range."""
+    """Return Optuna's space: the indices of a list, without an order, or the numbers in a range."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if not isinstance(values, Range):
@@ -238,105 +298,9 @@ def _space(values: Sequence[object] | Range) -> BaseDistribution:
 def _sampler(search: Search) -> BaseSampler:
     from optuna import samplers
 
-    seed = search.seed % 2**32  # what Optuna's random numbers begin with
+    seed = search.seed % 2**32  # Optuna's limit
     if search.sampler_used == "tpe":
         return samplers.TPESampler(seed=seed)
     if search.sampler_used == "nsga2":
         return samplers.NSGAIISampler(population_size=POPULATION, seed=seed)
     return samplers.RandomSampler(seed=seed)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep what Optuna notes for itself off the terminal, and leave its level as it was."""
-    logger = logging.getLogger("optuna")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-@dataclass(frozen=True, eq=False)
-class _Trial:
-    """A proposal, its points, one per seed, and the values of the metrics for the seeds that are done."""
-
-    proposal: Proposal
-    points: list[Point]
-    values: list[list[float]] = field(default_factory=list)
-
-    @property
-    def means(self) -> list[float]:
-        """The means over the seeds, one per metric."""
-        return [float(np.mean(column)) for column in zip(*self.values, strict=True)]
-
-
-class Trials:
-    """A search, round after round.
-
-    points_of  the points of a proposed configuration, a seed after the other
-    points     of all trials so far, in their order
-    """
-
-    def __init__(
-        self, search: Search, vary: Vary, n_seeds: int, points_of: Callable[[Mapping[str, object]], list[Point]]
-    ) -> None:
-        self._search, self._n_seeds, self._points_of = search, n_seeds, points_of
-        self._proposals = Proposals(search, vary)
-        self._trials: list[_Trial] = []
-        self._outcomes: Mapping[str, Outcome] = {}
-
-    @property
-    def points(self) -> list[Point]:
-        return [point for trial in self._trials for point in trial.points]
-
-    def take(self, outcomes: Mapping[str, Outcome]) -> None:
-        """Take what has come of the points of the last round."""
-        self._outcomes = outcomes
-
-    def rounds(self) -> Iterator[list[Point]]:
-        """Yield points to be simulated; their outcomes are to be taken before the next round.
-
-        Raises ConfigError for a metric that nothing simulated has.
-        """
-        while proposals := self._proposals.ask():
-            batch = [_Trial(proposal, self._points_of(proposal.row)) for proposal in proposals]
-            self._trials += batch
-            # with pruning a seed after the other, else all at once
-            steps = [[i] for i in range(self._n_seeds)] if self._search.prune else [list(range(self._n_seeds))]
-            going = batch
-            for step in steps:
-                yield [trial.points[i] for trial in batch for i in step]
-                going = [trial for trial in going if self._goes_on(trial, step)]
-            known = [trial for trial in batch if len(trial.values) == self._n_seeds]
-            self._refuse_unknown()
-            for trial in batch:
-                # those that do not fit together, have failed or were given up are told without a value
-                self._proposals.tell(trial.proposal, trial.means if trial in known else None)
-
-    def _goes_on(self, trial: _Trial, step: Sequence[int]) -> bool:
-        """Note what came of some seeds of a trial; return whether it is worth simulating others."""
-        for i in step:
-            outcome = self._outcomes[trial.points[i].key]
-            values = [outcome.record.get(name) for name in self._search.metrics]
-            if outcome.status != DONE or not all(isinstance(v, int | float) and not math.isnan(v) for v in values):
-                return False
-            trial.values.append([float(v) for v in values])  # type: ignore[arg-type]  # they are numbers
-        n = len(trial.values)
-        if not self._search.prune:
-            return True
-        gives_up = self._proposals.gives_up(trial.proposal, trial.means[0], n)  # which later trials are compared with
-        if not gives_up or n == self._n_seeds:
-            return True
-        name = self._search.metrics[0]
-        reason = f"given up after {n} of {self._n_seeds} seeds: its {name} is worse than the median so far"
-        trial.points[n:] = [point.left_out(reason) for point in trial.points[n:]]
-        return False
-
-    def _refuse_unknown(self) -> None:
-        done = [outcome for outcome in self._outcomes.values() if outcome.status == DONE]
-        for name in self._search.metrics:
-            if done and all(outcome.record.get(name) is None for outcome in done):
-                remedy = METRICS[name].remedy
-                raise ConfigError(f"Search: objective: no configuration has a known {name}{remedy}")

@@ -30,19 +30,13 @@ KEPT_NBYTES = 1e9
 
 
 @dataclass(frozen=True)
-class Job:
-    """Simulate an experiment and, with `stability`, three perturbed copies."""
-
-    experiment: Experiment
-    stability: bool = False
-
-
-@dataclass(frozen=True)
 class Parcel:
-    """Jobs as a pickle, and the parts that the receiver may lack: digest -> pickle."""
+    """Experiments as a pickle, the parts that the receiver may lack (digest -> pickle), and whether to measure the
+    stability of each experiment."""
 
     content: bytes
     parts: Mapping[str, bytes]
+    stability: bool
 
 
 class _Pickler(pickle.Pickler):
@@ -70,7 +64,7 @@ class Packer:
         self._digests = digests
         self._pickles: dict[str, bytes] = {}
 
-    def pack(self, jobs: Sequence[Job], wanted: Sequence[str] = ()) -> Parcel:
+    def pack(self, experiments: Sequence[Experiment], wanted: Sequence[str], stability: bool) -> Parcel:
         """Return a parcel with the parts that were in no earlier parcel, and those that are `wanted`.
 
         Raises ConfigError if an experiment contains objects that cannot be pickled.
@@ -78,7 +72,7 @@ class Packer:
         file = io.BytesIO()
         pickler = _Pickler(file, self._digests)
         try:
-            pickler.dump(list(jobs))
+            pickler.dump(list(experiments))
         except Exception as error:  # pickling calls arbitrary code
             raise ConfigError(
                 f"the experiment cannot be sent to other processes ({error}); define its functions and classes in an "
@@ -86,15 +80,11 @@ class Packer:
             ) from None
         fresh = [digest for digest in pickler.found if digest not in self._pickles]
         for digest in fresh:
-            self._pickles[digest] = _pickle_part(pickler.found[digest])
-        return Parcel(file.getvalue(), {digest: self._pickles[digest] for digest in {*fresh, *wanted}})
-
-
-def _pickle_part(part: object) -> bytes:
-    file = io.BytesIO()
-    # without cached properties, which would be sent along
-    _Pickler(file, None).dump(dataclasses.replace(part) if isinstance(part, Cluster) else part)
-    return file.getvalue()
+            part, content = pickler.found[digest], io.BytesIO()
+            # without cached properties, which would be sent along
+            _Pickler(content, None).dump(dataclasses.replace(part) if isinstance(part, Cluster) else part)
+            self._pickles[digest] = content.getvalue()
+        return Parcel(file.getvalue(), {digest: self._pickles[digest] for digest in {*fresh, *wanted}}, stability)
 
 
 class _Kept:
@@ -137,8 +127,8 @@ class _Unpickler(pickle.Unpickler):
             return None
 
 
-def opened(parcel: Parcel) -> list[Job] | tuple[str, ...]:
-    """Return the jobs in a parcel, or the digests of the parts that this process lacks."""
+def opened(parcel: Parcel) -> list[Experiment] | tuple[str, ...]:
+    """Return the experiments in a parcel, or the digests of the parts that this process lacks."""
     _KEPT.put(parcel.parts)
     unpickler = _Unpickler(io.BytesIO(parcel.content))
     made = unpickler.load()

@@ -267,7 +267,7 @@ class Store:
         """Release all claims, and close the file."""
         try:
             if not self._only_read:
-                self.release(None)
+                self.release()
         finally:
             self._db.close()
             self._close()
@@ -293,7 +293,6 @@ class Store:
         """Return digest, base manifest and varied paths of each study; the one that ran last comes last."""
         with self._named():
             rows = self._db.execute("SELECT study, base, axes FROM studies ORDER BY created, rowid").fetchall()
-        with self._naming():
             return [(study, fields_of(base, "base"), paths_in(axes)) for study, base, axes in rows]
 
     def members(self, study: str, axes: Sequence[str]) -> list[Member]:
@@ -301,11 +300,8 @@ class Store:
         query = "SELECT key, settings, seed FROM members WHERE study = ? ORDER BY position"
         with self._named():
             rows = self._db.execute(query, (study,)).fetchall()
-        if not rows:
-            raise ConfigError(
-                f"{self.path}: the file is damaged: the study has no points; restore a copy, or use another file"
-            )
-        with self._naming():
+            if not rows:
+                raise ConfigError("the file is damaged: the study has no points; restore a copy, or use another file")
             return [
                 Member(str(key), settings_of(settings, axes), int(_checked(NotNegative, seed, "seed")))
                 for key, settings, seed in rows
@@ -329,27 +325,26 @@ class Store:
     def outcomes(self, keys: Iterable[str]) -> dict[str, Outcome]:
         """Return the outcomes of those points that are stored."""
         query = "SELECT key, status, error, record, seconds FROM points WHERE key IN ({})"
-        rows = self._select(query, keys)
-        with self._naming():
+        with self._named():
             return {
                 key: Outcome(
                     _checked(_Status, s, "status"), str(e), checked_record(r), _checked(NotNegative, t, "seconds")
                 )
-                for key, s, e, r, t in rows
+                for key, s, e, r, t in self._select(query, keys)
             }
 
     def experiments(self, keys: Iterable[str]) -> dict[str, str]:
         """Return the experiments of stored points, as manifests in JSON."""
-        rows = self._select("SELECT key, experiment FROM points WHERE key IN ({})", keys)
-        with self._naming():
+        with self._named():
+            rows = self._select("SELECT key, experiment FROM points WHERE key IN ({})", keys)
             for _, text in rows:
                 fields_of(text, "experiment")
         return dict(rows)
 
     def statuses(self, keys: Iterable[str]) -> dict[str, str]:
         """Return the status of those points that are stored."""
-        rows = self._select("SELECT key, status FROM points WHERE key IN ({})", keys)
-        with self._naming():
+        with self._named():
+            rows = self._select("SELECT key, status FROM points WHERE key IN ({})", keys)
             return {key: _checked(_Status, status, "status") for key, status in rows}
 
     def forget_failed(self, keys: Iterable[str]) -> None:
@@ -374,13 +369,10 @@ class Store:
         with self._writing():
             self._db.execute("UPDATE claims SET until = ? WHERE owner = ?", (time.time() + LEASE, self._owner))
 
-    def release(self, keys: Sequence[str] | None) -> None:
-        """Release claims on points, or all of them."""
+    def release(self) -> None:
+        """Release all claims."""
         with self._writing():
-            if keys is None:
-                self._db.execute("DELETE FROM claims WHERE owner = ?", (self._owner,))
-            else:
-                self._db.executemany("DELETE FROM claims WHERE key = ?", [(key,) for key in keys])
+            self._db.execute("DELETE FROM claims WHERE owner = ?", (self._owner,))
 
     def _alive(self, owner: str, until: float) -> bool:
         machine, process, *_ = [*str(owner).rsplit(" ", 2), ""]
@@ -415,17 +407,12 @@ class Store:
                 raise
 
     @contextmanager
-    def _naming(self) -> Iterator[None]:
-        """Prefix errors in cells with the file's name."""
+    def _named(self) -> Iterator[None]:
+        """Prefix errors with the file's name, unless they already contain it."""
         try:
             yield
         except ConfigError as error:
-            raise ConfigError(f"{self.path}: {error}") from None
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        try:
-            yield
+            raise error if str(error).startswith(self.path) else ConfigError(f"{self.path}: {error}") from None
         except sqlite3.OperationalError as error:
             code = getattr(error, "sqlite_errorcode", 0)  # Python's own errors for invalid text have no code
             remedy = _REMEDIES.get(code & 0xFF, "choose another place")
@@ -441,10 +428,8 @@ class Store:
 def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
     except PermissionError:
         return True
-    except OverflowError:  # not a valid process id
+    except (ProcessLookupError, OverflowError):  # OverflowError: not a valid process id
         return False
     return True

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -21,10 +21,12 @@ from ddlsim.arguments import Rule, Seed, checked, integer, one_of
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.data import load_data
 from ddlsim.data.dataset import DataSet
-from ddlsim.errors import ConfigError, shown
+from ddlsim.errors import ConfigError, DdlsimError, shown
+from ddlsim.output_files import write_text
+from ddlsim.plain import read_toml
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import SCHEMA
-from ddlsim.schema import changed_arguments, to_toml, toml_key, toml_value
+from ddlsim.schema import Source, changed_arguments, required, to_toml, toml_key, toml_value, unknown_key
 from ddlsim.strategies import contract
 from ddlsim.strategies.contract import Contract
 from ddlsim.strategies.splits import text_of_invalid
@@ -155,8 +157,8 @@ class Study:
     design_seed: Seed = 0
     stability: bool = False
     search: Search | None = None
-    _finished: dict[str, Table] = field(default_factory=dict, init=False, repr=False)
-    _found: dict[str, list[Point]] = field(default_factory=dict, init=False, repr=False)
+    #: the table and the points of the last run
+    _finished: list[tuple[Table, list[Point]]] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         for path, values in self.vary.items():
@@ -210,8 +212,9 @@ class Study:
         def matters(other: str) -> bool:
             return path == other or path.startswith(f"{other}.")
 
+        rows: Iterable[dict[str, object]] = ()
         if self.search is None:
-            rows: Iterable[dict[str, object]] = self._rows
+            rows = self._rows
         else:
             keys = [key for key in self.vary if any(map(matters, paths_of(key)))]
             values = ([v.at(0.0)] if isinstance(v := self.vary[key], Range) else list(v) for key in keys)
@@ -250,7 +253,7 @@ class Study:
         """
         if self.search is not None:
             self.table  # noqa: B018  # refuses if there is none
-            return self._found["points"]
+            return self._finished[0][1]
         base = self._loader.base(self.base)
         rows = list(with_layouts(self._named_rows, self._rows, base, self._loader))
         labels = {path: labels_of([row.named[path] for row in rows]) for path in self.vary}
@@ -271,13 +274,12 @@ class Study:
             made = None if error else loader.loaded(changed(base, loader.settings(row.settings)))
         except ConfigError as refused:
             error = str(refused)
+        bared = {path: bare(value) for path, value in row.settings.items()}
         for seed in self._seeds:
-            if made is not None:
-                experiment = made.with_(seed=seed)
+            experiment = None if made is None else made.with_(seed=seed)
+            if experiment is not None:
                 text = text_of(experiment, loader.digests, stability=self.stability)
             else:
-                experiment = None
-                bared = {path: bare(value) for path, value in row.settings.items()}
                 text = json.dumps([ddlsim.__version__, canonical([self.base, bared, seed], loader.digests)])
             yield Point(settings, seed, experiment, error, key_of(text), text)
 
@@ -323,22 +325,28 @@ class Study:
             def pool(experiments: Sequence[Experiment]) -> Pool:
                 return open_pool(executor, jobs, Packer(self._loader.digests), experiments, n_at_once)
 
-            options: Any = {"stability": self.stability, "retry_failed": retry_failed, "n_points": n_points}
             with (
                 _shown(progress) as report,
-                Simulations(opened, self._loader.n_workers, pool, progress=report, **options) as simulations,
+                Simulations(
+                    opened,
+                    pool,
+                    n_workers=self._loader.n_workers,
+                    progress=report,
+                    n_points=n_points,
+                    retry_failed=retry_failed,
+                ) as simulations,
             ):
                 if self.search is None:
                     points = self.points
                     self._register(opened, points)
-                    whole = simulations.settle(points)
+                    whole = simulations.settle(points, stability=self.stability)
                 else:
                     points, whole = self._searched(self.search, opened, simulations)
             unique = {point.key: point for point in points}
             texts = {key: point.text for key, point in unique.items()}
             metrics = () if self.search is None else self.search.metrics
             table = Table(list(self.vary), _members(points), opened.outcomes(unique), not whole, texts, metrics)
-        self._finished["table"], self._found["points"] = table, points
+        self._finished[:] = [(table, points)]
         return table
 
     def _searched(self, search: Search, store: Store, simulations: Simulations) -> tuple[list[Point], bool]:
@@ -347,7 +355,7 @@ class Study:
         trials = Trials(search, self.vary, len(self._seeds), lambda row: self._of_proposed(base, row))
         for points in trials.rounds():
             self._register(store, trials.points)
-            if not simulations.settle(points):
+            if not simulations.settle(points, stability=self.stability):
                 return trials.points, False
             trials.take(store.outcomes(point.key for point in points))
         return trials.points, True
@@ -379,9 +387,9 @@ class Study:
     @property
     def table(self) -> Table:
         """The table of the last run. Raises ConfigError before the first."""
-        if "table" not in self._finished:
+        if not self._finished:
             raise ConfigError("the study has not been run; call study.run(store='study.sqlite') first")
-        return self._finished["table"]
+        return self._finished[0][0]
 
     best = _of_table(Table.best)
     pareto = _of_table(Table.pareto)
@@ -397,10 +405,11 @@ class Study:
         is the best. The other arguments are described in :func:`ddlsim.report.html.html_report`. Raises ConfigError if
         the study has not been run, for a metric that no configuration has, and if the file cannot be written.
         """
-        from ddlsim.report.html import save_html, sensitivities_of_best
+        from ddlsim.report.html import html_report, sensitivities_of_best
 
         found = sensitivities_of_best(self, self.table, metric)
-        save_html(self.table, path, title=title, question=question, metric=metric, sensitivities=found)
+        report = html_report(self.table, title=title, question=question, metric=metric, sensitivities=found)
+        write_text(path, report)
 
     def to_toml(self) -> str:
         """Return this study as the text of a TOML file for :func:`ddlsim.study.load_study`.
@@ -486,12 +495,10 @@ def with_layouts(
             yield Row(named, row, str(error))
             continue
         for way in layouts:
-            shown = named[key]
-            if isinstance(shown, tuple | list):  # fields that change together
-                together = zip(paths_of(key), shown, strict=True)
-                shown = tuple(way if path == "strategy" else value for path, value in together)
-            else:
-                shown = way
+            shown, together = way, named[key]
+            if isinstance(together, tuple | list):  # fields that change together
+                pairs = zip(paths_of(key), together, strict=True)
+                shown = tuple(way if path == "strategy" else value for path, value in pairs)
             yield Row({**named, key: shown}, {**row, "strategy": way})
 
 
@@ -508,3 +515,64 @@ def _layouts(family: Contract, experiment: Experiment, loader: Loader) -> list[o
             f"{batch_size}: {text_of_invalid(invalid)}"
         )
     return layouts
+
+
+#: fields for which "none" means None
+_OPTIONAL = frozenset(each.name for each in fields(Experiment) if each.default is None)
+
+
+@checked
+def load_study(source: str | Path, *, allow_code: bool = False) -> Study:
+    """Load a study from a TOML file.
+
+    source      path of the file: a base experiment as in an experiment file, and lists of values for its fields
+                (docs/studies.md)
+    allow_code  whether the file may contain "package.module:Name", which imports and runs code, as in experiment files
+
+    Raises :class:`~ddlsim.errors.ConfigError` for an invalid file; the message contains the file, field, value and
+    rule, and suggests a correction.
+    """
+    path = Path(source)
+    here = Source(path.parent, allow_code)
+    table = read_toml(path)
+    varied = table.pop("vary", None)
+    if not isinstance(varied, Mapping):
+        known = SCHEMA.arguments_of(Study)
+        for name in table:
+            if name not in known:
+                raise unknown_key(name, known, str(path), table)
+        if varied is None:
+            raise ConfigError(f"{path}: the key 'vary' is missing; add a table [vary]")
+        raise ConfigError(f"{path}: vary = {shown(varied)}: must be a table of fields and their values")
+    arguments: dict[str, Any] = SCHEMA.arguments(Study, table, str(path), here, ": ", partial=True)
+    if missing := [name for name in required(Study) if name not in (*arguments, "vary")]:
+        key = missing[0]
+        raise ConfigError(f"{path}: the key {key!r} is missing; add {key} = ...")
+    arguments["vary"] = {field: _values(path, field, values, here) for field, values in varied.items()}
+    try:
+        return Study(**arguments)
+    except DdlsimError as error:
+        raise type(error)(f"{path}: {error}") from None
+
+
+def _values(path: Path, field: str, values: object, source: Source) -> list[object] | dict[str, object] | Range:
+    where = f"{path}: vary.{field if len(field) <= 80 else f'{field[:77]}...'}"
+    if isinstance(values, Mapping) and not {"low", "high"} & set(values):
+        return {name: _value(field, value, f"{where}.{name}", source) for name, value in values.items()}
+    if isinstance(values, Mapping):
+        return SCHEMA.build(Range, values, where, source)
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise ConfigError(f"{where} = {shown(values)}: must be a list of values, even for a single value")
+    return [_value(field, value, f"{where}[{i}]", source) for i, value in enumerate(values)]
+
+
+def _value(field: str, value: object, where: str, source: Source) -> object:
+    """Convert a value in a list: tables become objects, and file names are resolved from the study's folder."""
+    paths = paths_of(field)
+    if len(paths) > 1 and isinstance(value, list) and len(value) == len(paths):
+        return tuple(_value(one, each, where, source) for one, each in zip(paths, value, strict=True))
+    if value == "none" and field in _OPTIONAL:
+        return None
+    annotation = SCHEMA.annotation_at(Experiment, field)
+    made = SCHEMA.value(annotation, value, where, field.rpartition(".")[2], source)
+    return tuple(made) if isinstance(made, list) else made

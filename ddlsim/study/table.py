@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,12 +34,6 @@ if TYPE_CHECKING:
 
 #: maximum number of grid points in a dataset; random samples, whose points share no values, soon exceed it
 MAX_CELLS = 1_000_000
-
-
-def _coordinate(values: Sequence[object]) -> object:
-    """Return the values of a dimension as numbers, or as texts unless all are numbers."""
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    return np.array(values) if numbers else np.array([str(value) for value in values])
 
 
 Ints = npt.NDArray[np.int64]
@@ -147,8 +142,8 @@ class Table:
     @property
     def counts(self) -> dict[str, int]:
         """Number of points by status."""
-        states = [self.outcomes[m.key].status if m.key in self.outcomes else MISSING for m in self.members]
-        return {status: states.count(status) for status in (DONE, SKIPPED, FAILED, MISSING)}
+        states = Counter(self.outcomes[m.key].status if m.key in self.outcomes else MISSING for m in self.members)
+        return {status: states[status] for status in (DONE, SKIPPED, FAILED, MISSING)}
 
     @property
     def units(self) -> dict[str, str]:
@@ -223,14 +218,12 @@ class Table:
         if path.suffix == ".csv":
             save_csv(self.frame, path)
         elif path.suffix == ".parquet":
-            with replacing(path) as file:
-                try:
+            try:
+                with replacing(path) as file:
                     file.write(self.frame.to_parquet(None, index=False))
-                except ImportError:
-                    raise ConfigError(
-                        f"{path}: writing Parquet needs pyarrow; install it with: pip install 'ddlsim[parquet]', or "
-                        "use .csv"
-                    ) from None
+            except ImportError:
+                remedy = "install it with: pip install 'ddlsim[parquet]', or use .csv"
+                raise ConfigError(f"{path}: writing Parquet needs pyarrow; {remedy}") from None
         elif path.suffix == ".json":
             write_text(path, json.dumps(json_rows(self.frame), indent=1))
         else:
@@ -243,9 +236,9 @@ class Table:
         The arguments are described in :func:`ddlsim.report.html.html_report`. Raises ConfigError for a metric that no
         configuration has, and if the file cannot be written.
         """
-        from ddlsim.report.html import save_html
+        from ddlsim.report.html import html_report
 
-        save_html(self, path, title=title, question=question, metric=metric)
+        write_text(path, html_report(self, title=title, question=question, metric=metric))
 
     def to_xarray(self) -> xarray.Dataset:
         """Return the points as an ``xarray.Dataset`` (install with ``pip install 'ddlsim[xarray]'``).
@@ -255,33 +248,35 @@ class Table:
         that were not simulated are NaN; the variable ``status`` contains the reason ("skipped", "failed", "missing").
         Raises ConfigError if xarray is missing, and for large random designs, whose points do not form a grid.
         """
+        import pandas as pd
+
         with needs("xarray"):
             import xarray
         frame = self.frame
         dims = [*self.axes, "seed"]
-        values = {name: list(dict.fromkeys(frame[name].tolist())) for name in dims}
-        shape = tuple(len(found) for found in values.values())
+        places, values = zip(*(pd.factorize(frame[name]) for name in dims), strict=True)
+        shape = tuple(map(len, values))
         if math.prod(shape) > MAX_CELLS:
             sizes = " x ".join(str(n) for n in shape)
-            n_points = len(frame)
             raise ConfigError(
-                f"to_xarray: the array of {sizes} elements for {n_points} points exceeds the limit of {MAX_CELLS:,}, "
+                f"to_xarray: the array of {sizes} elements for {len(frame)} points exceeds the limit of {MAX_CELLS:,}, "
                 "because the points are a sample and not a grid; use table.frame, or table.frame.to_xarray() for one "
                 "dimension"
             )
-        places = {name: {value: i for i, value in enumerate(found)} for name, found in values.items()}
-        at = tuple(np.array([places[name][value] for value in frame[name].tolist()]) for name in dims)
         variables: dict[str, tuple[list[str], object, dict[str, str]]] = {}
         for name in ("n_workers", *(name for name in METRICS if name in frame)):
             array = np.full(shape, np.nan)
-            array[at] = frame[name].to_numpy(np.float64, na_value=np.nan)
+            array[places] = frame[name].to_numpy(np.float64, na_value=np.nan)
             metric = METRICS.get(name)
             heading, unit = ("workers", "") if metric is None else (metric.heading, metric.unit)
             variables[name] = dims, array, {"long_name": heading, "units": unit or "1"}
         status = np.full(shape, "missing", dtype="<U7")
-        status[at] = frame["status"].to_numpy(str)
+        status[places] = frame["status"].to_numpy(str)
         variables["status"] = dims, status, {"long_name": "how a point has ended"}
-        coordinates = {name: (name, _coordinate(found)) for name, found in values.items()}
+        coordinates: dict[str, object] = {}
+        for name, found in zip(dims, values, strict=True):
+            numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in found.tolist())
+            coordinates[name] = name, np.array(found.tolist() if numbers else [str(value) for value in found])
         return xarray.Dataset(variables, coordinates, {"source": f"ddlsim {ddlsim.__version__}"})
 
     @checked

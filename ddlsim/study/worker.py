@@ -15,7 +15,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.metrics import record
 from ddlsim.strategies import AllReduce, ParameterServer
-from ddlsim.study.serialization import Job, Parcel, opened
+from ddlsim.study.serialization import Parcel, opened
 from ddlsim.workload.model import load_model
 
 if TYPE_CHECKING:
@@ -52,17 +52,17 @@ class Answer:
 
 
 def simulate_some(work: Parcel) -> Answer:
-    """Execute the jobs in a parcel with :func:`simulate_all`."""
-    jobs = opened(work)
-    return Answer(missing=jobs) if isinstance(jobs, tuple) else simulate_all(jobs)
+    """Simulate the experiments in a parcel with :func:`simulate_all`."""
+    found = opened(work)
+    return Answer(missing=found) if isinstance(found, tuple) else simulate_all(found, work.stability)
 
 
-def simulate_all(jobs: Sequence[Job]) -> Answer:
+def simulate_all(experiments: Sequence[Experiment], stability: bool) -> Answer:
     """Simulate experiments one after the other, and return the outcomes so far after about :data:`HAND_IN` s."""
     started = time.perf_counter()
     outcomes: list[Outcome] = []
-    for job in jobs:
-        outcomes.append(simulate_one(job.experiment, stability=job.stability))
+    for experiment in experiments:
+        outcomes.append(simulate_one(experiment, stability=stability))
         if time.perf_counter() - started > HAND_IN:
             break
     return Answer(tuple(outcomes))

@@ -37,7 +37,7 @@ from ddlsim.validation.compute_fit import ComputeFit, fit_compute
 from ddlsim.validation.curves import Curve, Interval, curve_time, fit_curve, interval_at
 from ddlsim.validation.jitter_fit import JitterFit, fit_jitter
 from ddlsim.validation.links import LinkRow, fit_links
-from ddlsim.validation.log_fit import Floats, LogFit, fit_noise, minus_log_likelihood, t_factors
+from ddlsim.validation.log_fit import Floats, LogFit, fit_noise, minus_log_likelihood, sampled, t_factors, wider
 from ddlsim.validation.sources import Reader, read_sources
 
 # ---------------------------------------------------------------- choice of measurements and algorithms
@@ -190,7 +190,7 @@ class Parameter:
     @property
     def wider(self) -> float:
         """Ratio of the widths of a t interval and a normal interval, for the degrees of freedom of the fit."""
-        return t_quantile(self.scatter[1]) / t_quantile(math.inf)
+        return wider(self.scatter[1])
 
 
 @dataclass(frozen=True)
@@ -388,8 +388,7 @@ class Calibration:
             return attached(dataclasses.replace(self, curves=tuple(c.sampled(random) for c in self.curves))).cluster
         if not self.parameters:
             return self.cluster
-        values, vectors = np.linalg.eigh(self.covariance)
-        moved = (vectors * np.sqrt(np.maximum(values, 0.0))) @ random.standard_normal(len(values))
+        moved = sampled(random, self.covariance)
         errors = {link_class: spread * random.standard_normal() for link_class, spread in self.scatter.items()}
         further = math.sqrt(outside.variance) * random.standard_normal() if outside.variance else 0.0
         software = outside.per_message * random.standard_normal() if outside.per_message else 0.0
@@ -501,12 +500,13 @@ def calibrate(
     chosen = [row for _, _, own in fits for row in own]
     used, counts = {id(row) for row in chosen}, [row.row.n_ranks for row in chosen] or [2]
     ranks = min(counts), max(counts)
-    residuals = tuple(_residual(row, result, id(row) in used) for row in links)
+    residuals = tuple(
+        Residual(m.operation, m.backend, m.n_ranks, m.n_hosts, m.nbytes, m.median_s, seconds, fitted)
+        for m, seconds, fitted in ((row.row, row.case.seconds(result), id(row) in used) for row in links)
+    )
     notes += [note for i in (1, 0) for note in _bad_fit([r for r in residuals if r.fitted and (r.n_hosts == 1) == i])]
     versions = tuple(dict.fromkeys(row.row.version for row in links if row.row.version))
-    scatter = (0.0, 1.0, 0.0)
-    if fits:
-        scatter = (fits[-1][0].spread, fits[-1][0].dof, fits[-1][0].absolute)
+    scatter = (fits[-1][0].spread, fits[-1][0].dof, fits[-1][0].absolute) if fits else (0.0, 1.0, 0.0)
     curves = _curves(links, result, {own[0].link_class: fit.absolute for fit, _, own in fits})
     jitter = fit_jitter(times) if times else None
     sources, texts = (tuple(dict.fromkeys(each)) for each in (found.sources, [*notes, *_mixed(links)]))
@@ -556,11 +556,6 @@ def _parameters(
         found.append(Parameter(name, value, value / factor, value * factor, before, ends))
         covariance[-1, -1] = variance
     return tuple(found), covariance
-
-
-def _residual(row: LinkRow, cluster: Cluster, fitted: bool) -> Residual:
-    m, predicted = row.row, row.case.seconds(cluster)
-    return Residual(m.operation, m.backend, m.n_ranks, m.n_hosts, m.nbytes, m.median_s, predicted, fitted)
 
 
 def _bad_fit(residuals: Sequence[Residual]) -> list[str]:

@@ -176,6 +176,10 @@ def _row(kind: type[T], part: object, **more: object) -> T:
 
 
 def _table(c: Calibration) -> CalibrationTable:
+    jitter = None
+    if c.jitter is not None:
+        kind = next(name for name, (kind, _) in FITTED.items() if kind is type(c.jitter.jitter))
+        jitter = _row(JitterTable, c.jitter, type=kind, base=_rounded(c.jitter.base_s))
     return _row(
         CalibrationTable,
         c,
@@ -183,7 +187,7 @@ def _table(c: Calibration) -> CalibrationTable:
         parameters=[_parameter_table(p, (c.spread, c.dof, c.absolute)) for p in c.parameters],
         curves=[_row(CurveTable, curve) for curve in c.curves],
         compute=[_row(ComputeTable, fit) for fit in c.compute],
-        jitter=None if c.jitter is None else _jitter_table(c.jitter),
+        jitter=jitter,
         measured=MeasuredTable(residuals=[_row(ResidualTable, residual) for residual in c.residuals]),
     )
 
@@ -199,8 +203,3 @@ def _parameter_table(p: Parameter, usual: tuple[float, float, float]) -> Paramet
         bounds=[_text(p.name, end) for end in p.bounds or ()],
         scatter=() if p.scatter == usual else _rounded(p.scatter),
     )
-
-
-def _jitter_table(fit: JitterFit) -> JitterTable:
-    kind = next(name for name, (kind, _) in FITTED.items() if kind is type(fit.jitter))
-    return _row(JitterTable, fit, type=kind, base=_rounded(fit.base_s))

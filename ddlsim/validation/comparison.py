@@ -74,17 +74,12 @@ def causes(run: RunModel, fitted: Fitted, predicted: float) -> list[Cause]:
     suffices.
     """
     goal = run.measured.step_time
-    quantities: dict[str, Callable[[float], float]] = {
-        "compute time": lambda x: run.step_time(fitted, compute=math.exp(x))
-    }
-    if run.link_classes:
-        quantities["latency"] = lambda x: run.step_time(fitted, latency=math.exp(x))
-        quantities["bandwidth"] = lambda x: run.step_time(fitted, bandwidth=math.exp(-x))
+    end = math.copysign(math.log(MOST), goal - predicted)
     found: list[Cause] = []
-    for what, time in quantities.items():
-        change = _root(time, goal, predicted, math.copysign(math.log(MOST), goal - predicted))
-        if change is not None:
-            found.append(Cause(what, math.exp(-change if what == "bandwidth" else change)))
+    for what, name, sign in (("compute time", "compute", 1), ("latency", "latency", 1), ("bandwidth", "bandwidth", -1)):
+        if name == "compute" or run.link_classes:
+            change = _root(lambda x: run.step_time(fitted, **{name: math.exp(sign * x)}), goal, predicted, end)  # noqa: B023
+            found += [] if change is None else [Cause(what, math.exp(sign * change))]
     if goal > predicted and run.measured.workers > 1 and isinstance(run.experiment.jitter, NoJitter):
         variation = _root(lambda x: run.step_time(fitted, jitter=x), goal, predicted, MOST_JITTER)
         if variation is not None:
@@ -262,15 +257,15 @@ class Validation:
         """
         import pandas as pd
 
-        rows = []
+        rows: list[dict[str, object]] = []
         for row in self.rows:
             cells = row.run.cells()
             cells.pop("throughput")
             interval = row.interval or Interval(math.nan, math.nan, math.nan)
-            cells |= {"measured": row.run.throughput, "predicted": row.predicted, "error": row.error}
-            cells |= {"low": interval.low, "high": interval.high, "used": "fit" if row.fitted else "held out"}
-            cells |= {"notes": "; ".join(interval.notes), "cause": "; or ".join(map(str, row.causes))}
-            rows.append({"place": row.run.place, "run": row.label, **cells})
+            numbers = {"measured": row.run.throughput, "predicted": row.predicted, "error": row.error}
+            ends = {"low": interval.low, "high": interval.high, "used": "fit" if row.fitted else "held out"}
+            texts = {"notes": "; ".join(interval.notes), "cause": "; or ".join(map(str, row.causes))}
+            rows.append({"place": row.run.place, "run": row.label, **cells, **numbers, **ends, **texts})
         for declined in self.declined:
             cells = declined.run.cells()
             cells |= {"measured": cells.pop("throughput"), "used": "declined", "notes": declined.reason, "cause": ""}
@@ -398,14 +393,11 @@ def _step_time(model: RunModel, fitted: Fitted) -> float | str:
 
 
 def _compared(model: RunModel, step_time: float, fitted: bool, known: Knowledge) -> ComparedRun:
-    run = model.measured
-    samples = run.samples
-    times = interval_of(model, known, step_time)
-    interval: Interval | None = None
-    if times is not None:
-        ends = samples / times.high, samples / step_time, samples / times.low
-        interval = Interval(*ends, notes=times.notes)
-    return ComparedRun(run, model.label, samples / step_time, interval, fitted)
+    run, samples = model.measured, model.measured.samples
+    rate, interval = samples / step_time, None
+    if (times := interval_of(model, known, step_time)) is not None:
+        interval = Interval(samples / times.high, rate, samples / times.low, notes=times.notes)
+    return ComparedRun(run, model.label, rate, interval, fitted)
 
 
 def _summary(rows: Sequence[ComparedRun]) -> Summary:

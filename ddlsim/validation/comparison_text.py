@@ -109,21 +109,16 @@ def measured_against_predicted(validation: Validation, path: str | Path | None =
         rows = [row for row in validation.rows if row.fitted == fitted]
         if not rows:
             continue
-        bars = [row.interval for row in rows]
-        below = [0.0 if bar is None else row.predicted - bar.low for row, bar in zip(rows, bars, strict=True)]
-        above = [0.0 if bar is None else bar.high - row.predicted for row, bar in zip(rows, bars, strict=True)]
+        below = [0.0 if row.interval is None else row.predicted - row.interval.low for row in rows]
+        above = [0.0 if row.interval is None else row.interval.high - row.predicted for row in rows]
         measured, predicted = zip(*((row.run.throughput, row.predicted) for row in rows), strict=True)
         look: Any = {"markerfacecolor": face, "markersize": 5, "elinewidth": 0.8, "capsize": 2, "label": label}
         axes.errorbar(measured, predicted, yerr=[below, above], fmt=marker, color=COLOURS[0], **look)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlim(*ends)
-    axes.set_ylim(*ends)
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
     for axis in (axes.xaxis, axes.yaxis):
         log_numbers(axis, *ends)
-    axes.set_aspect("equal")
-    axes.set_xlabel(f"measured {METRICS['throughput'].axis}")
-    axes.set_ylabel(f"predicted {METRICS['throughput'].axis}")
+    quantity = METRICS["throughput"].axis
+    axes.set(xlabel=f"measured {quantity}", ylabel=f"predicted {quantity}")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     titled(made, f"Measured and predicted runs on {validation.cluster.name}")

@@ -14,7 +14,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.extras import needs
 from ddlsim.readable import seconds
 from ddlsim.run.seeds import t_quantile
-from ddlsim.validation.log_fit import Floats, spread_of
+from ddlsim.validation.log_fit import Floats, sampled, spread_of, wider
 from ddlsim.workload.compute import Affine, Measured
 
 
@@ -51,11 +51,10 @@ class ComputeFit:
 
     def sampled(self, random: np.random.Generator) -> ComputeFit:
         """Return the fit with randomly sampled coefficients, multiplied by a factor sampled from the scatter."""
-        wider = t_quantile(self.dof) / t_quantile(math.inf)
-        values, vectors = np.linalg.eigh(self.covariance)  # may be singular
-        moved = wider * (vectors * np.sqrt(np.maximum(values, 0.0))) @ random.standard_normal(2)
+        factor = wider(self.dof)
+        moved = factor * sampled(random, self.covariance)
         c0, c1 = np.maximum(np.array([self.c0, self.c1]) + moved, (0.0, 1e-3 * self.c1)).tolist()
-        error = math.exp(wider * self.spread * random.standard_normal())
+        error = math.exp(factor * self.spread * random.standard_normal())
         return dataclasses.replace(self, c0=c0 * error, c1=c1 * error)
 
     @checked

@@ -32,7 +32,7 @@ from ddlsim.run.seeds import t_quantile
 from ddlsim.runtime.costs import Parts
 from ddlsim.runtime.costs import columns as columns_of
 from ddlsim.validation.links import LinkRow
-from ddlsim.validation.log_fit import LEAST, NOISE, Floats, scatter, spread_of
+from ddlsim.validation.log_fit import LEAST, NOISE, Floats, sampled, scatter, spread_of, wider
 
 MAX_SEGMENTS = 3
 
@@ -92,10 +92,9 @@ class Curve:
 
     def sampled(self, random: np.random.Generator) -> Curve:
         """Return the curve with randomly sampled factors, multiplied by a common factor sampled from the scatter."""
-        wider = t_quantile(self.dof) / t_quantile(math.inf)  # a t interval is wider than a normal one
-        values, vectors = np.linalg.eigh(self.covariance)
-        moved = wider * (vectors * np.sqrt(np.maximum(values, 0.0))) @ random.standard_normal(len(values))
-        scale = math.exp(wider * self.spread * random.standard_normal())
+        factor = wider(self.dof)
+        moved = factor * sampled(random, self.covariance)
+        scale = math.exp(factor * self.spread * random.standard_normal())
         factors = np.maximum(np.array([self.per_message, *self.per_byte]) + moved, 0.0) * scale
         return dataclasses.replace(self, per_message=float(factors[0]), per_byte=tuple(factors[1:].tolist()))
 

@@ -64,15 +64,12 @@ class RunInterval:
 def calibrated(experiment: Experiment, calibration: Calibration) -> Experiment:
     """Return the experiment with the calibrated cluster and, unless set, the calibrated compute time and jitter."""
     fit = _compute(experiment, calibration)
-    jitter = experiment.jitter
+    jitter, compute = experiment.jitter, experiment.compute
     if isinstance(jitter, NoJitter) and calibration.jitter is not None:
         jitter = calibration.jitter.jitter
-    return dataclasses.replace(
-        experiment,
-        cluster=calibration.cluster,
-        jitter=jitter,
-        compute=_typical(fit, experiment, calibration) if fit is not None else experiment.compute,
-    )
+    if fit is not None:
+        compute = _typical(fit, experiment, calibration)
+    return experiment.with_(cluster=calibration.cluster, jitter=jitter, compute=compute)
 
 
 Draws = Annotated[int, integer(2, 100_000)]

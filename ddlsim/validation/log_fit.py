@@ -129,6 +129,17 @@ def t_factors(informed: Floats, dof: float) -> Floats:
     return np.asarray(np.sqrt(informed + (1.0 - informed) * narrower))
 
 
+def wider(dof: float) -> float:
+    """Return the ratio of the widths of a t interval and a normal interval."""
+    return t_quantile(dof) / t_quantile(math.inf)
+
+
+def sampled(random: np.random.Generator, covariance: Floats) -> Floats:
+    """Return a sample of normal deviations; the covariance may be singular."""
+    values, vectors = np.linalg.eigh(covariance)
+    return np.asarray((vectors * np.sqrt(np.maximum(values, 0.0))) @ random.standard_normal(len(values)))
+
+
 def spread_of(squares: float, n_rows: int, n_parameters: float) -> tuple[float, float]:
     """Return the scatter of relative errors and its degrees of freedom.
 

@@ -16,7 +16,7 @@ from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.compute_fit import ComputeFit, fit_compute
 from ddlsim.validation.curves import Interval, interval_at
 from ddlsim.validation.links import BANDWIDTH_SD, LATENCY_SD, TYPICAL_LATENCY
-from ddlsim.validation.log_fit import Floats, Prior, fit_logs, spread_of, t_factors
+from ddlsim.validation.log_fit import Floats, Prior, fit_logs, spread_of, t_factors, wider
 from ddlsim.validation.run_model import ComputeKey, Fitted, RunModel
 from ddlsim.workload.compute import Affine
 
@@ -85,8 +85,8 @@ def _calibrated(calibration: Calibration | None) -> Knowledge:
     links = [i for i, p in enumerate(calibration.parameters) if "." in p.name]
     sd = {(fit.model, "fp32"): _sd_of(fit) for fit in calibration.compute}
     names = tuple(calibration.parameters[i].name for i in links)
-    wider = np.array([calibration.parameters[i].wider for i in links])
-    covariance = calibration.covariance[np.ix_(links, links)] * np.outer(wider, wider)
+    factors = np.array([calibration.parameters[i].wider for i in links])
+    covariance = calibration.covariance[np.ix_(links, links)] * np.outer(factors, factors)
     workers = (*calibration.ranks, *(n for curve in calibration.curves for n in curve.ranks)) if links else ()
     batches = {(fit.model, "fp32"): fit.batch_sizes for fit in calibration.compute}
     return Knowledge(Fitted(), names, covariance, sd, calibration.scatter, workers=workers, batches=batches)
@@ -107,15 +107,10 @@ def _with_compute(known: Knowledge, runs: Sequence[RunModel]) -> Knowledge:
             logs = np.log([run.measured.step_time / run.step_time(known.fitted) for run in own])
             factors[key] = math.exp(float(logs.mean()))
             spread, dof = spread_of(float(np.sum((logs - logs.mean()) ** 2)), len(logs), 1)
-            sd[key] = _wider(dof) * spread * math.sqrt(1.0 + 1.0 / len(logs))
+            sd[key] = wider(dof) * spread * math.sqrt(1.0 + 1.0 / len(logs))
     return dataclasses.replace(
         known, fitted=dataclasses.replace(known.fitted, compute=compute, factors=factors), compute_sd=sd
     )
-
-
-def _wider(dof: float) -> float:
-    """Return the ratio of the widths of a t interval and a normal interval."""
-    return t_quantile(dof) / t_quantile(math.inf)
 
 
 def _sd_of(fit: ComputeFit) -> float:
@@ -161,7 +156,7 @@ def _with_network(known: Knowledge, runs: Sequence[RunModel], fit: Sequence[str]
     covariance = np.zeros((n + len(kept),) * 2)
     covariance[:n, :n], covariance[n:, n:] = found.covariance[:n, :n], known.covariance[np.ix_(kept, kept)]
     used = frozenset(name for run in runs for name in run.link_classes)
-    spreads = np.sqrt(np.diag(found.covariance)) * t_factors(found.informed, found.dof) * _wider(found.dof)
+    spreads = np.sqrt(np.diag(found.covariance)) * t_factors(found.informed, found.dof) * wider(found.dof)
     compute_sd = known.compute_sd | {key: float(spreads[n + i]) for i, key in enumerate(keys)}
     values = fitted(np.exp(found.logs))
     return dataclasses.replace(
@@ -182,9 +177,9 @@ def interval_of(run: RunModel, known: Knowledge, predicted: float) -> Interval |
         return None
     step = 0.02
     slope = math.log(run.step_time(known.fitted, compute=math.exp(step)) / predicted) / step
-    wider = _wider(known.dof)
+    t_factor = wider(known.dof)
     of_runs = known.spread if known.fitted_on.intersection(run.link_classes) else 0.0
-    variance = (wider * of_runs) ** 2 + (slope * known.compute_sd[run.key]) ** 2
+    variance = (t_factor * of_runs) ** 2 + (slope * known.compute_sd[run.key]) ** 2
     base = {**run.parameters, **known.fitted.links}
     slopes, shares = np.zeros(len(known.names)), dict.fromkeys(known.scatter, 0.0)
     for i, name in enumerate(known.names):
@@ -194,7 +189,7 @@ def interval_of(run: RunModel, known: Knowledge, predicted: float) -> Interval |
             slopes[i] = math.log(run.step_time(changed) / predicted) / step
             if (link_class := name.partition(".")[0]) in shares and name.endswith((".latency", ".bandwidth")):
                 shares[link_class] += abs(slopes[i])
-            slopes[i] *= wider if name in known.fitted.links else 1.0
+            slopes[i] *= t_factor if name in known.fitted.links else 1.0
     variance += float(slopes @ known.covariance @ slopes)
     variance += sum((min(shares[name], 1.0) * spread) ** 2 for name, spread in known.scatter.items())
     given = dataclasses.replace(run.experiment, compute=run.experiment.compute or Affine(0.0, predicted))  # fitted

@@ -20,7 +20,7 @@ from ddlsim.run.simulate import complete
 from ddlsim.strategies import AllReduce, Strategy, contract
 from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.run_table import MeasuredRun
-from ddlsim.workload.compute import Affine, Measured
+from ddlsim.workload.compute import Affine
 from ddlsim.workload.jitter import Jitter, Lognormal, NoJitter
 from ddlsim.workload.model import Model, load_model
 
@@ -78,19 +78,18 @@ class RunModel:
                 recv_overhead=latency * cluster.recv_overhead,
                 link_bandwidth=bandwidth * cluster.link_bandwidth,
             )
-        experiment = dataclasses.replace(self.experiment, cluster=cluster)
+        changes: dict[str, object] = {"cluster": cluster}
         if self.key in fitted.compute:
-            experiment = dataclasses.replace(experiment, compute=fitted.compute[self.key])
+            changes["compute"] = fitted.compute[self.key]
         factor = compute * fitted.factors.get(self.key, 1.0)
         if factor != 1.0:
-            experiment = dataclasses.replace(experiment, speed=(1.0 / factor,) * self.measured.workers)
+            changes["speed"] = (1.0 / factor,) * self.measured.workers
         if jitter is not None:
-            experiment = dataclasses.replace(experiment, jitter=Lognormal(jitter) if jitter else NoJitter())
-        if not isinstance(experiment.jitter, NoJitter):
-            _, steps = contract.of(experiment.strategy).whole_cycles(0, JITTER_STEPS)
-            experiment = dataclasses.replace(experiment, steps=steps)
+            changes["jitter"] = Lognormal(jitter) if jitter else NoJitter()
+        if not isinstance(changes.get("jitter", self.experiment.jitter), NoJitter):
+            _, changes["steps"] = contract.of(self.experiment.strategy).whole_cycles(0, JITTER_STEPS)
         try:
-            result = complete(experiment)
+            result = complete(self.experiment.with_(**changes))
         except DdlsimError as error:  # such as an algorithm that does not support this number of ranks
             raise type(error)(f"{self.measured.place}: {error}") from None
         return self.measured.samples / result.throughput
@@ -115,15 +114,13 @@ def make_run_model(
         if loaded is None:
             raise ConfigError("column model is missing; add it, or set model=")
         placed, nodes = _placed(load_cluster(measured.cluster) if measured.cluster else cluster, measured)
-        compute: Affine | Measured | None = None
-        jitter: Jitter = NoJitter()
-        if calibration is not None:
-            # step times are measured in fp32
-            fit = calibration.compute_of(loaded.name) if measured.precision in (None, "fp32") else None
-            compute = fit.compute if fit is not None else None
-            jitter = calibration.jitter.jitter if calibration.jitter is not None else jitter
-            if fit is not None and calibration.jitter is not None:
-                compute = fit.times(1.0 / calibration.jitter.median_factor)
+        fit = None
+        if calibration is not None and measured.precision in (None, "fp32"):  # step times are measured in fp32
+            fit = calibration.compute_of(loaded.name)
+        measured_jitter = None if calibration is None else calibration.jitter
+        jitter: Jitter = NoJitter() if measured_jitter is None else measured_jitter.jitter
+        factor = 1.0 if measured_jitter is None else 1.0 / measured_jitter.median_factor
+        compute = None if fit is None else fit.times(factor)
         rule = strategy_in(measured, strategy)
         warmup, steps = contract.of(rule).whole_cycles(WARMUP, STEPS)
         experiment = Experiment(

@@ -152,7 +152,9 @@ def _run(columns: list[tuple[str, str]], cells: list[str], place: str) -> Measur
             if name in ("workers", "batch_size"):
                 raise ConfigError(f"{where}: is empty; enter an integer")
         elif name in NUMBERS:
-            whole[name] = _integer(cell, where)
+            if not re.fullmatch(r"[-+]?[0-9]{1,9}", cell):
+                raise ConfigError(f"{where}: {shown(cell)} must be an integer of at most nine digits")
+            whole[name] = int(cell)
         else:
             words[name] = cell
     make: Callable[..., MeasuredRun] = MeasuredRun
@@ -171,12 +173,6 @@ def _run(columns: list[tuple[str, str]], cells: list[str], place: str) -> Measur
         return dataclasses.replace(run, throughput=rates["throughput"])
     except ConfigError as error:
         raise ConfigError(f"{place}: {str(error).removeprefix('MeasuredRun: ').removeprefix(f'{place}: ')}") from None
-
-
-def _integer(cell: str, where: str) -> int:
-    if not re.fullmatch(r"[-+]?[0-9]{1,9}", cell):
-        raise ConfigError(f"{where}: {shown(cell)} must be an integer of at most nine digits")
-    return int(cell)
 
 
 def _quantity(cell: str, unit: str, name: str, where: str) -> float:

@@ -116,12 +116,8 @@ class StackFit:
         ]
         error = self.error if self.runs else None
         about: dict[str, object] = {"left_out": dict(self.left_out), "spread": self.stack.spread, "error": error}
-        about |= {
-            "runs": rows,
-            "single_worker_runs": [run.place for run in self.alone],
-            "warnings": list(self.warnings),
-        }
-        return {"stack": self.base.name, **numbers, **about}
+        about |= {"runs": rows, "single_worker_runs": [run.place for run in self.alone]}
+        return {"stack": self.base.name, **numbers, **about, "warnings": list(self.warnings)}
 
     def __str__(self) -> str:
         lines = [f"warning: {warning}" for warning in self.warnings]
@@ -148,9 +144,8 @@ class StackFit:
         rows = [("run", "measured", "predicted", "error")]
         for run, value in zip(self.runs, self.predicted, strict=True):
             what = f"{run.model or 'run'} on {run.workers}, {run.strategy or 'all-reduce'}, batch {run.batch_size}"
-            rows.append(
-                (what, f"{run.throughput:.4g}/s", f"{value:.4g}/s", percent(value / run.throughput - 1.0, sign="+"))
-            )
+            error = percent(value / run.throughput - 1.0, sign="+")
+            rows.append((what, f"{run.throughput:.4g}/s", f"{value:.4g}/s", error))
         return "\n".join([*lines, "", *aligned(rows, left=(0,))])
 
 
@@ -346,7 +341,10 @@ class _Fitting:
             # a small fixed time has no effect in the logarithm, so the search starts at the linear solution
             change = np.linalg.lstsq((slopes / self.seconds).T, 1.0 - here / self.seconds, rcond=None)[0]
             start = _coordinates(names, begin + change)
-            predict = functools.partial(_linear, names, here, begin, slopes)
+
+            def predict(values: Floats, here: Floats = here, begin: Floats = begin, slopes: Floats = slopes) -> Floats:
+                return np.maximum(here + (_coordinates(names, values) - begin) @ slopes, 1e-3 * here)
+
             start = np.where(start > 0.0, start, point).tolist()
             fit = fit_logs(predict, self.seconds, names, start, priors, {"gemm": 1.0})
             values = np.exp(fit.logs)
@@ -364,10 +362,6 @@ def _is_better(more: LogFit, less: LogFit) -> bool:
 
 def _coordinates(names: Sequence[str], values: Floats) -> Floats:
     return np.array([1.0 / v if name == "gemm" else v for name, v in zip(names, values, strict=True)])
-
-
-def _linear(names: Sequence[str], here: Floats, begin: Floats, slopes: Floats, values: Floats) -> Floats:
-    return np.maximum(here + (_coordinates(names, values) - begin) @ slopes, 1e-3 * here)
 
 
 # ---------------------------------------------------------------- input of a fit

@@ -6,7 +6,7 @@ import pytest
 from report_studies import learners, study
 from test_report_html import two_models
 
-from ddlsim.report.html import save_html
+from ddlsim.report.html import html_report
 from ddlsim.run.sensitivity import Sensitivity
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -34,9 +34,10 @@ def chromium():
 def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
     found = [Sensitivity("compute speed", 0.1, 0.07), Sensitivity("bandwidth of nic", 0.1, 0.02)]
-    save_html(study(), folder / "study.html", question="Is 100 Gbit/s worth it?", sensitivities=found)
-    save_html(learners(), folder / "learners.html")
-    save_html(two_models(), folder / "models.html")
+    report = html_report(study(), question="Is 100 Gbit/s worth it?", sensitivities=found)
+    (folder / "study.html").write_text(report, encoding="utf-8")
+    learners().save_html(folder / "learners.html")
+    two_models().save_html(folder / "models.html")
     return folder
 
 

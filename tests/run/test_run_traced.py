@@ -7,7 +7,7 @@ import pytest
 
 import ddlsim
 from ddlsim.errors import ConfigError
-from ddlsim.study.files import load_study
+from ddlsim.study import load_study
 
 #: class, forward and backward us of every module of digits-cnn
 MODULES = [

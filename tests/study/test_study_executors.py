@@ -25,7 +25,6 @@ from ddlsim.run import processes
 from ddlsim.run.processes import _block_interrupts
 from ddlsim.study import Study, load_table
 from ddlsim.study.executors import Local
-from ddlsim.study.serialization import Job
 
 HERE = Path(__file__).parent
 
@@ -194,7 +193,7 @@ def test_processes_killed_as_they_start_are_started_again(packer, monkeypatch):
     pool = Local(1, packer, [BASE])
     try:
         assert len(begun) == 3
-        (outcome,) = pool.submit([Job(BASE.with_(workers=2))]).result(timeout=120).outcomes
+        (outcome,) = pool.submit([BASE.with_(workers=2)]).result(timeout=120).outcomes
         assert outcome.status == "done"
     finally:
         pool.close(at_once=False)
@@ -219,7 +218,7 @@ def test_a_killed_process_takes_only_its_own_work_with_it(packer, tmp_path):
     slow = [BASE.with_(workers=2, strategy=Notes(notes=str(tmp_path / f"{i}"), seconds=2.0)) for i in range(2)]
     pool = Local(2, packer, slow)
     try:
-        futures = [pool.submit([Job(experiment)]) for experiment in slow]
+        futures = [pool.submit([experiment]) for experiment in slow]
         deadline = time.monotonic() + 120.0
         while not (tmp_path / "0").exists() and not (futures[0].done() and futures[0].result().missing):
             assert time.monotonic() < deadline

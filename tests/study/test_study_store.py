@@ -213,7 +213,7 @@ def test_claims_keep_others_off_until_they_end(tmp_path):
         assert two.claim(["a", "b", "c"]) == ["c"]
         one.save([("a", "text of a", Outcome("done", record={"time_to_accuracy": math.inf}))])
         assert two.claim(["a", "b"]) == []
-        one.release(["b"])
+        one.release()
         assert two.claim(["a", "b"]) == ["b"]
         assert two.outcomes(["a", "b"])["a"].record == {"time_to_accuracy": math.inf}
 

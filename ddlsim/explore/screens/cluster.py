@@ -13,13 +13,13 @@ import panel as pn
 
 from ddlsim.bundled import bundled_files, split_options
 from ddlsim.cluster import Cluster, cluster_names, load_cluster
-from ddlsim.cluster.cluster import Floats
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.explore.components import ComputedCard, Exports, File, html, lines, message, picture, plain, table, tiles
 from ddlsim.explore.jobs import Jobs, Progress
 from ddlsim.explore.setup import Setup
 from ddlsim.plain import decoded, read_bytes
 from ddlsim.readable import si, size
+from ddlsim.report.cluster_plot import cluster_plot
 from ddlsim.run.costs import host_price
 from ddlsim.workload.devices import load_device
 
@@ -35,7 +35,9 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
 
     def wanted() -> Callable[[Progress], Any] | None:
         cluster = next(iter(shown), None)
-        return None if cluster is None else lambda _: picture(lambda: _draw(cluster), f"Picture of {cluster.name}")
+        if cluster is None:
+            return None
+        return lambda _: picture(lambda: cluster_plot(cluster).figure, f"Picture of {cluster.name}")
 
     def fail(text: str) -> None:
         shown.clear()
@@ -111,20 +113,10 @@ def _links(cluster: Cluster) -> list[list[str]]:
             (cluster.link_latency, 1e6, " us"),
             (cluster.link_efficiency, 100.0, " %"),
         )
-        texts = [_range(factor * values[of], unit) for values, factor, unit in numbers]
+        ends = [(*(factor * np.quantile(values[of], [0.0, 1.0])).tolist(), unit) for values, factor, unit in numbers]
+        texts = [f"{low:.4g}{unit}" if low == high else f"{low:.4g} to {high:.4g}{unit}" for low, high, unit in ends]
         rows.append([kind, str(int(of.sum())), *texts])
     return rows
-
-
-def _range(values: Floats, unit: str) -> str:
-    low, high = float(values.min()), float(values.max())
-    return f"{low:.4g}{unit}" if low == high else f"{low:.4g} to {high:.4g}{unit}"
-
-
-def _draw(cluster: Cluster) -> object:
-    from ddlsim.report.cluster_plot import cluster_plot
-
-    return cluster_plot(cluster).figure
 
 
 def _comparison(_: Progress) -> pn.viewable.Viewable:

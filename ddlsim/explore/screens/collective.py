@@ -80,9 +80,8 @@ class _Screen:
         )
 
     def _kind_changed(self, _: object) -> None:
-        names = algorithm_names(self._kind.value)
         before = self._algorithm.value
-        self._algorithm.options = names
+        self._algorithm.options = algorithm_names(self._kind.value)
         if before == self._algorithm.value:
             self._ask()
 
@@ -133,11 +132,8 @@ class _Screen:
 def numbers(played: Played) -> Sequence[tuple[str, str]]:
     """Return labelled numbers of the whole collective."""
     question = played.question
-    found = [
-        ("time", seconds(played.times[-1])),
-        ("rounds", str(played.n_rounds)),
-        ("messages", f"{played.schedule.n_messages:,}"),
-    ]
+    found = [("time", seconds(played.times[-1])), ("rounds", str(played.n_rounds))]
+    found.append(("messages", f"{played.schedule.n_messages:,}"))
     if played.n_rounds:
         found.append(("bus bandwidth", si(played.bus_bandwidth, "B/s")))
     if played.closed_form is not None:

@@ -129,19 +129,15 @@ class _Screen:
             "batch_size": pn.widgets.IntInput(label="Batch per worker", value=first.batch_size, start=1, **wide),
             "rate": pn.widgets.FloatInput(label="Learning rate", value=first.rate, start=0.0, step=0.05, **wide),
             "epochs": pn.widgets.FloatInput(label="Epochs", value=first.epochs, start=0.1, step=1.0, **wide),
-            "evaluate_every": pn.widgets.IntInput(
-                label="Updates per point", value=first.evaluate_every, start=1, **wide
-            ),
         }
-        self._clock = pn.widgets.Checkbox(
-            label="Use the sizes and compute times of the form's model (the small model is trained)", value=True
-        )
-        self._others = pn.widgets.MultiChoice(
-            label="Further strategies", options=sorted(STRATEGIES), value=list(COMPARED), **wide
-        )
-        self._target = pn.widgets.FloatInput(
-            label="Target accuracy (%)", value=90.0, start=1.0, end=100.0, step=1.0, **wide
-        )
+        label, every = "Updates per point", first.evaluate_every
+        self._widgets["evaluate_every"] = pn.widgets.IntInput(label=label, value=every, start=1, **wide)
+        label = "Use the sizes and compute times of the form's model (the small model is trained)"
+        self._clock = pn.widgets.Checkbox(label=label, value=True)
+        label, strategies = "Further strategies", sorted(STRATEGIES)
+        self._others = pn.widgets.MultiChoice(label=label, options=strategies, value=list(COMPARED), **wide)
+        label = "Target accuracy (%)"
+        self._target = pn.widgets.FloatInput(label=label, value=90.0, start=1.0, end=100.0, step=1.0, **wide)
         self._x = pn.widgets.Select(label="Over", options={XS[x][0]: x for x in XS}, value="time", **wide)
         self._y = pn.widgets.Select(label="What", options={YS[y][0]: y for y in YS}, value="accuracy", **wide)
         self._start = pn.widgets.Button(label="Start", width=120)

@@ -31,6 +31,7 @@ from ddlsim.explore.components import (
 from ddlsim.explore.jobs import Jobs, Progress
 from ddlsim.explore.setup import Setup
 from ddlsim.readable import percent, seconds, size
+from ddlsim.report.cluster_plot import cluster_plot
 from ddlsim.report.drawing import time_styles
 from ddlsim.report.gantt import bars_of, styles_of, tracks, window
 from ddlsim.report.summary import busiest_links
@@ -117,7 +118,6 @@ def helpful(result: Result) -> str:
 
 
 def _links(result: Result) -> pn.Column:
-    from ddlsim.report.cluster_plot import cluster_plot
 
     links = result.links[result.links["nbytes"] > 0.0]
     kinds = []

@@ -66,8 +66,7 @@ def worker_counts(text: str, cluster: str) -> list[int]:
     """
     if not text.strip():
         most = min(len(load_cluster(cluster).workers), MOST_WORKERS)
-        found = {2**i for i in range(most.bit_length()) if 2**i <= most} | {most}
-        return sorted(found)
+        return sorted({2**i for i in range(most.bit_length())} | {most})
     return sorted(set(whole_numbers(text, "workers")))
 
 
@@ -96,13 +95,10 @@ def run_study(study: Study, progress: Progress) -> Scaled:
     progress.check()
     summary = table.summary
     misfits = [text for text in dict.fromkeys(table.frame["error"]) if text]
+    bands = f"bands: 95 % interval of the mean over {study.seeds} seeds of the jitter" if study.seeds != 1 else ""
     if drawn:
         _draw(study, summary, progress)
         bands = f"bands: 95 % prediction interval from the cluster's calibration, {N_DRAWS} simulations of each point"
-    elif study.seeds != 1:
-        bands = f"bands: 95 % interval of the mean over {study.seeds} seeds of the jitter"
-    else:
-        bands = ""
     return Scaled(study, summary, bands, misfits)
 
 
@@ -133,13 +129,9 @@ def series(scaled: Scaled, metric: str) -> dict[str, Mapping[str, Sequence[float
     found: dict[str, Mapping[str, Sequence[float]]] = {}
     for label, part in scaled.summary.groupby("strategy", sort=False):
         known = part[part[metric].map(math.isfinite)].sort_values("workers")
-        found[str(label)] = {
-            "workers": known["workers"].astype(int).tolist(),
-            **{
-                column: (factor * known[name]).tolist()
-                for column, name in (("value", metric), ("low", f"{metric}_low"), ("high", f"{metric}_high"))
-            },
-        }
+        names = {"value": metric, "low": f"{metric}_low", "high": f"{metric}_high"}
+        values = {column: (factor * known[name]).tolist() for column, name in names.items()}
+        found[str(label)] = {"workers": known["workers"].astype(int).tolist(), **values}
     if metric == "throughput" and len(scaled.summary):
         first = scaled.summary[scaled.summary["strategy"] == scaled.summary["strategy"].iloc[0]].sort_values("workers")
         ideal = (first["throughput"] / first["efficiency"]).tolist()
