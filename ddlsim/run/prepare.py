@@ -222,7 +222,7 @@ class Prepared(Placed):
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """The misfits, of which the last one names variants that fit. These are searched only if somebody reads it."""
+        """The misfits, of which the last one names variants that fit. These are searched on first use."""
         if self.fullest is None or not self.misfits:
             return self.misfits
         return (*self.misfits[:-1], self.misfits[-1] + what_fits(self))
