@@ -27,7 +27,7 @@ Records = npt.NDArray[Any]  # structured; compiled code reads fields as attribut
 class Numbers:
     """Named numbers in an array, which are attributes of the net in compiled code (:mod:`ddlsim.network.view`)."""
 
-    array: Ints | Floats
+    array: npt.NDArray[Any]
     places: ClassVar[dict[str, int]]
 
     def __init_subclass__(cls) -> None:
