@@ -378,7 +378,7 @@ def _read_toml(stem: str, text: str, settings: Sequence[str]) -> Cluster:
         _add_edges(graph, file.edges)
     for i, storage in enumerate(file.storage):
         add_storage(graph, storage, f"storage[{i}]")
-    sources += [table.source for table in (*file.storage, *file.routes)]
+    sources += [storage.source for storage in file.storage] + [route.source for route in file.routes]
     graph.graph.update(
         title=", but ".join((file.title, *settings)),
         sources=[*file.sources, *filter(None, sources)],
@@ -430,7 +430,7 @@ def _add_explicit(graph: Graph, file: ClusterFile) -> list[str | None]:
             ports[name] = [name]
     for i, link in enumerate(file.links):
         _add_links(graph, ports, link, f"links[{i}]")
-    return [*sources, *(table.source for table in (*file.switches, *file.links))]
+    return sources + [switch.source for switch in file.switches] + [link.source for link in file.links]
 
 
 def _add_nodes(graph: Graph, tables: Iterable[Mapping[str, Any]]) -> None:

@@ -336,7 +336,8 @@ def _row(source: SourceText, number: int, line: str, columns: list[str], in_plac
             raise source.error(number, f"{wrong} wrong values ({variant}); the run is invalid, repeat it")
     # cells of operations without an in-place form are empty
     times = {variant: cells for variant, cells in times.items() if cells["time"] != "N/A"}
-    return Row(number, dict(zip(columns[: starts[0]], words, strict=False)), times)
+    names = ["size", "count", "type", *columns[3 : starts[0]]]
+    return Row(number, dict(zip(names, words, strict=False)), times)
 
 
 def _run(source: SourceText, table: Table, operation: str | None, n_ranks: int | None) -> _Run:

@@ -178,7 +178,7 @@ class PciTree:
         if width and not re.fullmatch(r"[0-9]{1,3}", width):
             raise pci.error(f"link_width = {width!r} is not a number of lanes")
         text = pci.get("link_speed", "").strip()
-        rate = as_number(text.partition(" ")[0])
+        rate = as_number(text.partition(" ")[0]) or 0.0
         if rate not in _PCIE:
             device = pci.get("busid", "?")
             self.notes.append(f"unknown link speed of {device} ({text!r}); assuming 8 GT/s, as NCCL does")
