@@ -267,7 +267,7 @@ def _of_field(
         (i, j, gains), means = effects[0], [gains[0] for *_, gains in effects]
         ends = [_written(end, metric) for end in (min(means), max(means))]
         width = " to ".join(ends) if ends[0] != ends[1] else ""
-        start: pd.Series[Any] = rows.iloc[i]
+        start: pd.Series[Any] = rows.iloc[int(i)]
         where = label_of(start, [axis for axis in varied(table) if axis != field])
         where = "" if all(plain(start[axis]) == plain(best[axis]) for axis in others) else where
         effect, costs = _effect(gains, metric), seen.get("cost_per_sample")
