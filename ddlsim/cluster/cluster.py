@@ -621,7 +621,7 @@ def _transport(detail: LinkDetail) -> str:
     words += [f"loss {detail.loss:.4g}"] if detail.loss else []
     words += [f"overhead {detail.overhead * 1e6:.4g} us"] if detail.overhead else []
     words += [f"buffers of {size(detail.buffer)}"] if detail.buffer else []
-    words += [key for key in ("unordered", "warm") if getattr(detail, key)]
+    words += [key for key in ("unordered", "warm", "queued_acks") if getattr(detail, key)]
     return f"transport {detail.transport}" + (f" ({', '.join(words)})" if words else "")
 
 

@@ -140,6 +140,7 @@ class LinkDetail:
     loss           fraction of TCP segments that are lost
     unordered      whether the messages of a connection share its rate instead of waiting for each other
     warm           whether windows are already open, which avoids slow start
+    queued_acks    whether acknowledgements wait in the queues of the opposite direction (with sharing="fifo")
     buffer         bytes that can queue at this switch port before TCP segments are lost; 0: unlimited
     overhead       time in seconds that the threads at both ends take to process a message, in addition to link latency
     spread         variation between the rates of links of this kind, as in :class:`ddlsim.Spread`
@@ -159,6 +160,7 @@ class LinkDetail:
     loss: Decay = 0.0
     unordered: bool = False
     warm: bool = False
+    queued_acks: bool = False
     buffer: NotNegative = 0.0
     overhead: NotNegative = 0.0
     spread: Variation = 0.0
@@ -194,6 +196,7 @@ class LinkDetails:
     loss: Floats
     unordered: Bools
     warm: Bools
+    queued_acks: Bools
     buffer: Floats
     overhead: Floats
     spread: Floats
@@ -278,6 +281,7 @@ class LinkDetailSettings:
     loss: _Part = 0.0
     unordered: bool = False
     warm: bool = False
+    queued_acks: bool = False
     buffer: _Size = 0.0
     overhead: _Time = 0.0
     spread: _Spread = 0.0
@@ -301,6 +305,8 @@ class LinkDetailSettings:
                         f"{where}{key} = {shown(value)} has no effect without a transport; set transport to one of "
                         f"{', '.join(map(repr, PROTOCOLS))}"
                     )
+        elif self.queued_acks and told["sharing"] != "fifo":
+            raise ConfigError(f"{where}queued_acks has no effect without queues; set sharing = 'fifo'")
         elif not transport.startswith("tcp-") and self.loss:
             raise ConfigError(
                 f"{where}loss = {self.loss} applies only to TCP, but {transport} is lossless; remove loss"
@@ -329,7 +335,7 @@ class _DetailArguments(LinkDetailSettings):
 
 
 #: fields that require a transport
-TRANSPORT_KEYS = ("connections", "flow_rate", "window", "rendezvous", "loss", "unordered", "warm", "buffer", "overhead")
+TRANSPORT_KEYS = DETAIL_KEYS[DETAIL_KEYS.index("connections") : DETAIL_KEYS.index("spread")]
 
 
 def collected(details: Collection[LinkDetail]) -> LinkDetails | None:

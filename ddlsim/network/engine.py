@@ -38,9 +38,9 @@ from ddlsim.network.program import Program, compile_schedule, write_frames, writ
 from ddlsim.network.state import Bools, Floats, Ints, Table, grown
 
 #: rows of state.TRANSPORT and state.CONNECTION
-Transport = tuple[float, float, float, float, float, float, float, float, float, int, int]
+Transport = tuple[float, float, float, float, float, float, float, float, float, int, int, int]
 Connection = tuple[float, float, float, int, int, int, int, int, int]
-_BY_ITSELF: Transport = (0.0, 0.0, 0.0, math.inf, math.inf, 0.0, 0.0, 0.0, math.inf, -1, -1)
+_BY_ITSELF: Transport = (0.0, 0.0, 0.0, math.inf, math.inf, 0.0, 0.0, 0.0, math.inf, -1, -1, 0)
 
 
 class _Terms(NamedTuple):
@@ -57,6 +57,7 @@ class _Terms(NamedTuple):
     window: float
     limit: float
     ordered: int
+    queued_acks: int
 
 
 class Transports:
@@ -100,7 +101,7 @@ class Transports:
             self.limits.append(terms.limit)
         self.connections.append((terms.initial, 0.0, 0.0, -1, -1, 0, terms.ordered, 0, 0))
         self._n += 1
-        return (*terms[:9], self._n - 1, channel)
+        return (*terms[:9], self._n - 1, channel, terms.queued_acks)
 
 
 def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms | None:
@@ -132,6 +133,7 @@ def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms
         window=first.connections * window,
         limit=limit if limit < rate else math.inf,
         ordered=int(not first.unordered),
+        queued_acks=int(first.queued_acks),
     )
 
 

@@ -13,7 +13,8 @@ progress so far. :mod:`ddlsim.network.rounds` therefore replays rounds of such m
 message is queued.
 
 A connection with a window has at most `UNITS` *units* of the window in flight, besides the one that is arriving: when a
-unit has arrived, the next one enters the first link.
+unit has arrived, the next one enters the first link. With `queued_acks`, it enters when an acknowledgement has
+returned: a mark without bytes that waits in the queues of the opposite direction, link by link.
 
 Order within an instant: queues are served first, then messages enter in the order in which they were sent.
 """
@@ -52,8 +53,9 @@ from ddlsim.network.state import (
 )
 from ddlsim.network.sums import book_bytes
 
-#: kinds of marks: change of an inflow; first byte of a burst; last byte of a unit, and of a message
-INFLOW, BURST, UNIT, END = 0, 1, 2, 3
+#: kinds of marks: change of an inflow; first byte of a burst; last byte of a unit, and of a message; acknowledgement of
+#: a unit, which crosses the link of its entry in the opposite direction
+INFLOW, BURST, UNIT, END, ACK = 0, 1, 2, 3, 4
 MOST_UNITS = 1 << 16  # per message, however small its window is
 SAME = 1e-12  # relative; inflows this close count as equal
 LOST = 1e-6  # share of a message's bytes; fewer missing bytes than this do not wait in a queue
@@ -84,7 +86,7 @@ def enter(net: Net, slot):  # type: ignore[no-untyped-def]
     alone = True
     for entry in range(first, first + n):
         channel = net.crossings[entry].channel
-        alone = alone and net.channels[channel].used == 0 and net.queues[channel].expected == 0
+        alone = alone and is_idle(net, channel) and is_idle(net, opposite(net, slot, entry))
     if alone:
         for entry in range(first, first + n):
             channel = net.crossings[entry].channel
@@ -93,8 +95,23 @@ def enter(net: Net, slot):  # type: ignore[no-untyped-def]
         return
     for entry in range(first, first + n):
         meet(net, net.crossings[entry].channel)
+        if opposite(net, slot, entry) >= 0:
+            meet(net, opposite(net, slot, entry))
     net.slots[slot].state = FLOWING
     join(net, slot)
+
+
+@inlined
+def is_idle(net: Net, channel):  # type: ignore[no-untyped-def]
+    return channel < 0 or (net.channels[channel].used == 0 and net.queues[channel].expected == 0)
+
+
+@inlined
+def opposite(net: Net, slot, entry):  # type: ignore[no-untyped-def]
+    """Return the channel that acknowledgements of a message use on one of its links, -1 if they wait for nothing."""
+    if net.counts[TRANSPORTED] == 0 or net.transports[net.slots[slot].route].queued_acks == 0:
+        return np.int64(-1)
+    return np.int64(net.buckets[net.crossings[entry].channel].reverse)
 
 
 @inlined
@@ -388,13 +405,12 @@ def leave(net: Net, entry, kind):  # type: ignore[no-untyped-def]
             depart(net, entry)
         if is_last(net, entry):
             slot = entry >> net.counts[HOP_SHIFT]
-            net.trains[slot].flying -= 1
             if kind == END:
                 net.ended[net.counts[N_ENDED]] = slot
                 net.counts[N_ENDED] += 1
                 net.counts[N_QUEUED] -= 1
             else:
-                send_units(net, slot, 1)  # a window slides while bytes arrive
+                acknowledge(net, slot, entry, net.trains[slot].start)
             return
         entry += 1
         channel = net.crossings[entry].channel
@@ -420,6 +436,24 @@ def leave(net: Net, entry, kind):  # type: ignore[no-untyped-def]
         put_mark(net, channel, entry, kind, 0.0)
         touch(net, channel)
         return
+
+
+@called
+def acknowledge(net: Net, slot, entry, start):  # type: ignore[no-untyped-def]
+    """Return the acknowledgement of a unit from the end of a link, through the queues of the opposite direction.
+
+    `start` identifies the message, whose slot may serve another one when the acknowledgement has returned.
+    """
+    while entry >= slot << net.counts[HOP_SHIFT]:
+        channel = opposite(net, slot, entry)
+        if channel >= 0 and net.queues[channel].backlogged == 1:
+            work(net, channel)
+            put_mark(net, channel, entry, ACK, start)
+            touch(net, channel)
+            return
+        entry -= 1
+    net.trains[slot].flying -= 1
+    send_units(net, slot, 1)  # a window slides while bytes arrive
 
 
 # ---------------------------------------------------------------- messages on a link
@@ -527,6 +561,9 @@ def serve(net: Net, limit):  # type: ignore[no-untyped-def]
             net.counts[N_FREE_MARKS] += 1
             if kind == BURST:
                 net.queues[channel].burst = entry
+            elif kind == ACK:
+                if net.trains[entry >> net.counts[HOP_SHIFT]].start == rate:
+                    acknowledge(net, entry >> net.counts[HOP_SHIFT], entry - 1, rate)
             elif kind != INFLOW and net.queues[channel].burst == entry:
                 net.queues[channel].burst = -1
                 leave(net, entry, kind)

@@ -164,7 +164,8 @@ FRAME = record(header="f", payload="f")
 #: bytes in flight at full rate and at first; timeout: s of idling that halve the window, or until a retransmission,
 #: besides the time to drain a full port; least, single: bytes in flight at least, and after a time-out (least 0: no
 #: losses); burst: largest burst, bytes, if the sender keeps its rate despite losses, else 0; window: bytes in flight at
-#: most, over all connections; connection: -1 if messages are independent; channel: the one that limits its rate, or -1
+#: most, over all connections; connection: -1 if messages are independent; channel: the one that limits its rate, or
+#: -1; queued_acks: 1 if acknowledgements wait in queues
 TRANSPORT = record(
     eager="f",
     round_trip="f",
@@ -177,6 +178,7 @@ TRANSPORT = record(
     window="f",
     connection="n",
     channel="n",
+    queued_acks="n",
 )
 #: window: bytes in flight at most, as of `since`, when its last message ended; first, last: slots of the messages that
 #: wait for it, or -1; busy: 1 while a message has its turn; ordered: 0 if messages do not wait for each other;

@@ -114,6 +114,27 @@ def test_frames_with_windows_tend_to_it(seed):
     assert fine <= max(0.4 * coarse, 0.002)  # one of 512 units or more may change places
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_frames_with_queued_acknowledgements_tend_to_it(seed):
+    """Three messages between four hosts on a switch; acknowledgements take the links of the other direction."""
+    rng = np.random.default_rng(seed)
+    up, down = np.arange(4), np.arange(4, 8)
+    capacity = np.tile(rng.uniform(1.0, 6.0, 4), 2).tolist()
+    pairs = [rng.permutation(4)[:2] for _ in range(3)]
+    paths, back = ([[int(up[a]), int(down[b])] for a, b in each] for each in (pairs, [(b, a) for a, b in pairs]))
+    units, starts = (32 * rng.integers(2, 9, 3)).tolist(), rng.uniform(0.0, 1.0, 3).tolist()
+    nbytes = [n / 32.0 for n in units]  # whole units of windows of one byte
+    detail = {"transport": "tcp-reno", "warm": True, "window": 1.0, "unordered": True}
+    made = fabric(capacity, paths, queued_acks=True, **detail)
+    made.reverse_link = np.array([*down, *up])
+    end = np.array(run_flows(Network(made), made, starts, nbytes, check=False)[0])
+    coarse, fine = (
+        np.abs(np.array(frames_reference.finish_times(capacity, paths, starts, nbytes, n, units, back)) - end).max()
+        for n in (2, 8)
+    )
+    assert fine <= max(0.4 * coarse, 0.01)  # one of 512 units or more may change places
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_bytes_are_conserved_at_any_time(seed):
     capacity, paths, starts, nbytes = random_case(seed)
