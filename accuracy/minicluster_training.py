@@ -17,8 +17,7 @@ import numpy as np
 
 from accuracy.minicluster import DATA, Measurement, calibration, cluster_of, predicted, read
 from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
-from ddlsim.cluster import Cluster
-from ddlsim.cluster.details import LinkDetail, collected
+from ddlsim.cluster import Cluster, with_detail
 from ddlsim.errors import ConfigError
 from ddlsim.run import Experiment, Result, run
 from ddlsim.runtime.context import RunContext
@@ -46,7 +45,7 @@ DRAWS = 16  # of the calibration and of windows, for asynchronous servers
 WARM_UP = 0.15  # of a run, before rates and staleness are counted
 #: bytes in flight of a BBR connection with data to send: median, and standard deviation of their logarithm, over
 #: messages of runs that are no rows (README of the data)
-WINDOW, WINDOW_SD = 52 * 1448, 0.47
+WINDOW, WINDOW_SPREAD = 52 * 1448, 0.47
 
 
 @dataclass(frozen=True)
@@ -203,28 +202,29 @@ def drawn_clusters(row: Measurement) -> list[Cluster]:
     Which of several workers is served first depends on milliseconds, and what follows on that: a thousandth of the
     rate moves the updates of a run by up to 5 %, so the mean of several is the prediction.
     """
-    found, cluster, source = calibration(row.mbps)[0], cluster_of(row, row.n + 1), np.random.default_rng(0)
-    drawn = (dataclasses.replace(found, cluster=queued(cluster, source)) for _ in range(DRAWS))
-    return [each.sampled(source) for each in drawn]
+    found, cluster = calibration(row.mbps)[0], queued(cluster_of(row, row.n + 1))
+    uncertain, source = dataclasses.replace(found, cluster=cluster), np.random.default_rng(0)
+    return [uncertain.sampled(source).sampled(seed) for seed in range(DRAWS)]
 
 
-def queued(cluster: Cluster, source: np.random.Generator) -> Cluster:
-    """Return a cluster whose links serve bytes in the order of their arrival, with sampled windows of its connections.
+def queued(cluster: Cluster) -> Cluster:
+    """Return a cluster whose links serve bytes in the order of their arrival, with the windows of its connections.
 
-    The rows ran BBR (README of the data), whose windows differ and change. The last worker is the server: its links
-    name no transport, so both directions of a connection have the windows of a worker's links. Acknowledgements wait
-    behind data, as the token buckets of the hosts' links serve all bytes in one queue.
+    The rows ran BBR (README of the data), whose windows differ between messages. Acknowledgements wait behind data, as
+    the token buckets of the hosts' links serve all bytes in one queue.
     """
     assert cluster.details is not None
     kept = cluster.details.of(0).written()
-    own = kept | {"transport": "tcp-bbr", "warm": True, "queued_acks": True}
-    server = (cluster.link_src == cluster.workers[-1]) | (cluster.link_dst == cluster.workers[-1])
-    windows = np.exp(np.log(WINDOW) + WINDOW_SD * source.standard_normal(cluster.n_links))
-    details = [
-        LinkDetail(**kept if is_servers else own | {"window": float(window)}, sharing="fifo")
-        for is_servers, window in zip(server, windows, strict=True)
-    ]
-    return dataclasses.replace(cluster, details=collected(details))
+    return with_detail(
+        cluster,
+        **kept,
+        sharing="fifo",
+        transport="tcp-bbr",
+        warm=True,
+        queued_acks=True,
+        window=WINDOW,
+        window_spread=WINDOW_SPREAD,
+    )
 
 
 def server_table(folder: Path = DATA) -> Table:

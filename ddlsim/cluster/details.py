@@ -135,6 +135,8 @@ class LinkDetail:
     connections    number of connections per pair of nodes; every message is divided among these connections
     flow_rate      maximum rate of a connection in bytes/s; 0: no limit
     window         maximum bytes in flight per connection; 0: the transport's default
+    window_spread  with sharing="fifo": standard deviation of the logarithm of the window, which is sampled for every
+                   message that shares a link; `window` is the median
     rendezvous     size in bytes above which a message is sent only after the receiver has answered a request; 0: no
                    message waits
     loss           fraction of TCP segments that are lost
@@ -156,6 +158,7 @@ class LinkDetail:
     connections: Count = 1
     flow_rate: NotNegative = 0.0
     window: NotNegative = 0.0
+    window_spread: NotNegative = 0.0
     rendezvous: NotNegative = 0.0
     loss: Decay = 0.0
     unordered: bool = False
@@ -192,6 +195,7 @@ class LinkDetails:
     connections: Ints
     flow_rate: Floats
     window: Floats
+    window_spread: Floats
     rendezvous: Floats
     loss: Floats
     unordered: Bools
@@ -218,6 +222,11 @@ class LinkDetails:
         transported = told | ~self.unordered | in_order
         shaped = (self.frame_header + self.burst + self.reverse_load > 0.0) | (self.sharing == "fifo")
         return bool((shaped | (self.transport != "") & transported).any())
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether anything is sampled from the seed of a run."""
+        return bool((self.spread + self.window_spread).any())
 
     @property
     def connection_limit(self) -> Floats:
@@ -277,6 +286,7 @@ class LinkDetailSettings:
     connections: Annotated[int, integer(1, 1 << 20)] = 1
     flow_rate: _Rate = 0.0
     window: _Size = 0.0
+    window_spread: Annotated[float, number(0.0)] = 0.0
     rendezvous: _Size = 0.0
     loss: _Part = 0.0
     unordered: bool = False
@@ -305,8 +315,9 @@ class LinkDetailSettings:
                         f"{where}{key} = {shown(value)} has no effect without a transport; set transport to one of "
                         f"{', '.join(map(repr, PROTOCOLS))}"
                     )
-        elif self.queued_acks and told["sharing"] != "fifo":
-            raise ConfigError(f"{where}queued_acks has no effect without queues; set sharing = 'fifo'")
+        elif (self.queued_acks or self.window_spread) and told["sharing"] != "fifo":
+            key = "queued_acks" if self.queued_acks else "window_spread"
+            raise ConfigError(f"{where}{key} has no effect without queues; set sharing = 'fifo'")
         elif not transport.startswith("tcp-") and self.loss:
             raise ConfigError(
                 f"{where}loss = {self.loss} applies only to TCP, but {transport} is lossless; remove loss"

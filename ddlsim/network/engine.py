@@ -38,9 +38,9 @@ from ddlsim.network.program import Program, compile_schedule, write_frames, writ
 from ddlsim.network.state import Bools, Floats, Ints, Table, grown
 
 #: rows of state.TRANSPORT and state.CONNECTION
-Transport = tuple[float, float, float, float, float, float, float, float, float, int, int, int]
-Connection = tuple[float, float, float, int, int, int, int, int, int]
-_BY_ITSELF: Transport = (0.0, 0.0, 0.0, math.inf, math.inf, 0.0, 0.0, 0.0, math.inf, -1, -1, 0)
+Transport = tuple[float, float, float, float, float, float, float, float, float, float, int, int, int]
+Connection = tuple[float, float, float, int, int, int, int, int, int, int]
+_BY_ITSELF: Transport = (0.0, 0.0, 0.0, math.inf, math.inf, 0.0, 0.0, 0.0, math.inf, 0.0, -1, -1, 0)
 
 
 class _Terms(NamedTuple):
@@ -55,6 +55,7 @@ class _Terms(NamedTuple):
     single: float
     burst: float
     window: float
+    window_spread: float
     limit: float
     ordered: int
     queued_acks: int
@@ -99,9 +100,9 @@ class Transports:
             channel = self._n_channels
             self._n_channels += 1
             self.limits.append(terms.limit)
-        self.connections.append((terms.initial, 0.0, 0.0, -1, -1, 0, terms.ordered, 0, 0))
+        self.connections.append((terms.initial, 0.0, 0.0, -1, -1, 0, terms.ordered, 0, 0, 0))
         self._n += 1
-        return (*terms[:9], self._n - 1, channel, terms.queued_acks)
+        return (*terms[:10], self._n - 1, channel, terms.queued_acks)
 
 
 def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms | None:
@@ -131,6 +132,7 @@ def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms
         single=first.connections * frame,
         burst=first.connections * protocol.burst,
         window=first.connections * window,
+        window_spread=first.window_spread,
         limit=limit if limit < rate else math.inf,
         ordered=int(not first.unordered),
         queued_acks=int(first.queued_acks),
@@ -183,6 +185,11 @@ class Interconnect(Protocol):
     @property
     def details(self) -> LinkDetails | None:
         """Optional properties of all links, such as protocol limits; None: all links are ideal."""
+        ...
+
+    @property
+    def link_seed(self) -> int | None:
+        """Seed of windows that vary between messages; None: 0."""
         ...
 
     @property
@@ -241,6 +248,7 @@ class Engine:
         if self._details is not None:
             self.net = with_shaping(self.net, self._link_channel, interconnect.reverse_link, self._details)
             enable(self.net.counts, "shape")
+            self.net.counts[st.LINK_SEED] = interconnect.link_seed or 0
         self._overhead = details if details is not None and details.overhead.any() else None
         self._transports = None
         if self._details is not None and self.net.counts[st.TRANSPORTED]:

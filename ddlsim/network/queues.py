@@ -21,6 +21,8 @@ Order within an instant: queues are served first, then messages enter in the ord
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ddlsim.compiler import called, inlined
@@ -30,6 +32,7 @@ from ddlsim.network.state import (
     FLOWING,
     HEAP_VALID,
     HOP_SHIFT,
+    LINK_SEED,
     LOG_ON,
     N_ACTIVE,
     N_DIRTY,
@@ -59,6 +62,8 @@ INFLOW, BURST, UNIT, END, ACK = 0, 1, 2, 3, 4
 MOST_UNITS = 1 << 16  # per message, however small its window is
 SAME = 1e-12  # relative; inflows this close count as equal
 LOST = 1e-6  # share of a message's bytes; fewer missing bytes than this do not wait in a queue
+PRIME = 1000003  # for keys of random numbers
+SQRT_3 = 3.0**0.5  # the sum of four uniform numbers has a variance of 1/3
 FULL_RATE = 1.0 + 1e-11  # inflows that exceed the service rate by less than this factor do not build a backlog
 
 
@@ -154,6 +159,19 @@ def meet(net: Net, channel):  # type: ignore[no-untyped-def]
 
 
 @inlined
+def deviate(number):  # type: ignore[no-untyped-def]
+    """Return a sample of the standard normal distribution: the scaled sum of four parts of a hash of `number`."""
+    mixed = np.int64(number) * 0x1E3779B97F4A7C15
+    mixed = (mixed ^ (mixed >> 30)) * 0x3F58476D1CE4E5B9
+    mixed = (mixed ^ (mixed >> 27)) * 0x14D049BB133111EB
+    mixed ^= mixed >> 31
+    total = 0.0
+    for part in range(4):
+        total += ((mixed >> (16 * part)) & 0xFFFF) / 65536.0
+    return (total - 2.0) * SQRT_3
+
+
+@inlined
 def inject(net: Net, slot):  # type: ignore[no-untyped-def]
     """Put a message into the queue of its first link: all of it, or as much as its window allows."""
     train = net.trains[slot]
@@ -168,7 +186,13 @@ def inject(net: Net, slot):  # type: ignore[no-untyped-def]
             list_onward(net, entry)
     window = np.inf
     if net.counts[TRANSPORTED] == 1:
-        window = net.transports[net.slots[slot].route].window
+        transport = net.transports[net.slots[slot].route]
+        window = transport.window
+        if transport.window_spread > 0.0:
+            connection = transport.connection
+            net.connections[connection].n_drawn += 1
+            key = (net.counts[LINK_SEED] * PRIME + connection) * PRIME + net.connections[connection].n_drawn
+            window *= math.exp(transport.window_spread * deviate(key))
     if net.counts[SHAPED] == 1 and net.frames[net.slots[slot].route].header > 0.0:
         frame = net.frames[net.slots[slot].route]
         window += frame.header * np.ceil(window / frame.payload)

@@ -91,7 +91,8 @@ CHANGES_CODE = 61
 ISSUE_SEQUENCE = 62  # messages issued, but for those of replayed rounds
 SWEEPING = 63  # 1: rates of all flows are worked out anew, instead of searching for those that can change
 ROUNDS_CODE = 64  # address of the extension that replays rounds (ddlsim.network.extensions), 0 until a network needs it
-N_COUNTS = 65
+LINK_SEED = 65  # of windows that vary between messages
+N_COUNTS = 66
 
 # Places in Net.reals (float64)
 NOW = 0
@@ -164,8 +165,8 @@ FRAME = record(header="f", payload="f")
 #: bytes in flight at full rate and at first; timeout: s of idling that halve the window, or until a retransmission,
 #: besides the time to drain a full port; least, single: bytes in flight at least, and after a time-out (least 0: no
 #: losses); burst: largest burst, bytes, if the sender keeps its rate despite losses, else 0; window: bytes in flight at
-#: most, over all connections; connection: -1 if messages are independent; channel: the one that limits its rate, or
-#: -1; queued_acks: 1 if acknowledgements wait in queues
+#: most, over all connections; window_spread: standard deviation of its logarithm; connection: -1 if messages are
+#: independent; channel: the one that limits its rate, or -1; queued_acks: 1 if acknowledgements wait in queues
 TRANSPORT = record(
     eager="f",
     round_trip="f",
@@ -176,6 +177,7 @@ TRANSPORT = record(
     single="f",
     burst="f",
     window="f",
+    window_spread="f",
     connection="n",
     channel="n",
     queued_acks="n",
@@ -183,9 +185,18 @@ TRANSPORT = record(
 #: window: bytes in flight at most, as of `since`, when its last message ended; first, last: slots of the messages that
 #: wait for it, or -1; busy: 1 while a message has its turn; ordered: 0 if messages do not wait for each other;
 #: under_way: messages that have had their turn and not arrived; pending: those that have not started, the last of which
-#: starts at `released` (s)
+#: starts at `released` (s); n_drawn: number of sampled windows
 CONNECTION = record(
-    window="f", since="f", released="f", first="n", last="n", busy="n", ordered="n", under_way="n", pending="n"
+    window="f",
+    since="f",
+    released="f",
+    first="n",
+    last="n",
+    busy="n",
+    ordered="n",
+    under_way="n",
+    pending="n",
+    n_drawn="n",
 )
 #: hops[first:last]: the channels of the route, `n_hops` of them per message; handled: bytes that determine how long a
 #: message uses the channels, per byte; occupies: factor of the sender's and receiver's overheads, 0.0 for messages of
