@@ -41,11 +41,11 @@ __all__ = ["left_out", "rows", "server_rows", "server_table", "training_rows", "
 MODEL = DATA / "lenet-like.toml"
 BATCH = 128
 LAYERS = ("conv1", "conv2", "fc1", "fc2")
-DRAWS = 16  # of the calibration and of windows, for asynchronous servers
+DRAWS = 32  # of the calibration and of windows, for asynchronous servers
 WARM_UP = 0.15  # of a run, before rates and staleness are counted
 #: bytes in flight of a BBR connection with data to send: median, and standard deviation of their logarithm, over
 #: messages of runs that are no rows (README of the data)
-WINDOW, WINDOW_SPREAD = 52 * 1448, 0.47
+WINDOW, WINDOW_SPREAD = 52 * 1448, 0.43
 
 
 @dataclass(frozen=True)

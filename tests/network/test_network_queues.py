@@ -114,6 +114,37 @@ def test_frames_with_windows_tend_to_it(seed):
     assert fine <= max(0.4 * coarse, 0.002)  # one of 512 units or more may change places
 
 
+def two_ways(*targets, seed=None, **detail):
+    """Time of 1 MB from A to C over links of 1 MB/s; C sends as much to `targets` from 0.1 s on (windows: 32 kB)."""
+    plain = load_cluster(star(4, bandwidth=1e6, latency=0.0))
+    cluster = with_detail(plain, sharing="fifo", transport="tcp-bbr", warm=True, window="32 kB", **detail)
+    network = Network(cluster if seed is None else cluster.sampled(seed))
+    first = network.send([cluster.workers[0]], [cluster.workers[2]], np.array([1e6]), 0.0)
+    while network.advance(0.1) is not None:
+        pass
+    for target in targets:
+        network.send([cluster.workers[2]], [cluster.workers[target]], np.array([1e6]), 0.1)
+    while (done := network.advance()) is not None:
+        if first[0] in done.ids:
+            return done.time
+    return None
+
+
+def test_acknowledgements_wait_behind_data():
+    """Behind one window, acknowledgements of A take as long as A's window; behind two, A is half as fast."""
+    assert two_ways(1, 3) == pytest.approx(1.0)
+    assert two_ways(queued_acks=True) == pytest.approx(1.0)
+    assert two_ways(1, queued_acks=True) == pytest.approx(1.0, abs=0.03)
+    assert two_ways(1, 3, queued_acks=True) == pytest.approx(0.1 + 0.9 / 0.5, abs=0.03)
+
+
+def test_windows_vary_between_messages_and_seeds():
+    times = [two_ways(1, 3, queued_acks=True, window_spread=0.4, seed=seed) for seed in (0, 0, 1, 2, 3)]
+    assert times[0] == times[1]
+    assert len(set(times)) == 4
+    assert two_ways(1, 3, queued_acks=True, seed=1) == two_ways(1, 3, queued_acks=True, seed=2)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_frames_with_queued_acknowledgements_tend_to_it(seed):
     """Three messages between four hosts on a switch; acknowledgements take the links of the other direction."""
