@@ -190,8 +190,8 @@ def inject(net: Net, slot):  # type: ignore[no-untyped-def]
         window = transport.window
         if transport.window_spread > 0.0:
             connection = transport.connection
-            net.connections[connection].n_drawn += 1
-            key = (net.counts[LINK_SEED] * PRIME + connection) * PRIME + net.connections[connection].n_drawn
+            net.connections[connection].seq += 1
+            key = (net.counts[LINK_SEED] * PRIME + connection) * PRIME + net.connections[connection].seq
             window *= math.exp(transport.window_spread * deviate(key))
     if net.counts[SHAPED] == 1 and net.frames[net.slots[slot].route].header > 0.0:
         frame = net.frames[net.slots[slot].route]

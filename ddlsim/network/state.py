@@ -185,18 +185,9 @@ TRANSPORT = record(
 #: window: bytes in flight at most, as of `since`, when its last message ended; first, last: slots of the messages that
 #: wait for it, or -1; busy: 1 while a message has its turn; ordered: 0 if messages do not wait for each other;
 #: under_way: messages that have had their turn and not arrived; pending: those that have not started, the last of which
-#: starts at `released` (s); n_drawn: number of sampled windows
+#: starts at `released` (s); seq: number of sampled windows
 CONNECTION = record(
-    window="f",
-    since="f",
-    released="f",
-    first="n",
-    last="n",
-    busy="n",
-    ordered="n",
-    under_way="n",
-    pending="n",
-    n_drawn="n",
+    window="f", since="f", released="f", first="n", last="n", busy="n", ordered="n", under_way="n", pending="n", seq="n"
 )
 #: hops[first:last]: the channels of the route, `n_hops` of them per message; handled: bytes that determine how long a
 #: message uses the channels, per byte; occupies: factor of the sender's and receiver's overheads, 0.0 for messages of
