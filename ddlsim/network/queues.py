@@ -469,7 +469,7 @@ def acknowledge(net: Net, slot, entry, start):  # type: ignore[no-untyped-def]
     `start` identifies the message, whose slot may serve another one when the acknowledgement has returned.
     """
     while entry >= slot << net.counts[HOP_SHIFT]:
-        channel = opposite(net, slot, entry)
+        channel: int = opposite(net, slot, entry)
         if channel >= 0 and net.queues[channel].backlogged == 1:
             work(net, channel)
             put_mark(net, channel, entry, ACK, start)
