@@ -212,11 +212,16 @@ FAMILIES = (
              "PaddlePaddle's host waits for every all-gather (FLAGS_sync_nccl_allreduce), which may delay launches. "
              "All times in the source are multiples of these 2.5 ms, so it does not show whether there is a gain."),
             ("onebit", "32", "On 8 machines, dense Adam takes 3.85 s per step, 43 % more than the predicted 2.70 s; on "
-             "2 and 4 machines, it takes 14 and 10 % more. The source states only one rate of the network (4.1 Gbit/s "
-             "by iperf), not how 8 machines share it."),
+             "2 and 4 machines, it takes 14 and 10 % more. The authors' later profile of the same model, batch and "
+             "kind of cluster (four GPUs per machine, Ethernet; Tang et al. 2021, arXiv:2102.02888, table 1) has dense "
+             "steps of 2.07, 2.31 and 2.35 s on 2, 4 and 8 machines, 26, 20 and 39 % shorter than in this source. Its "
+             "all-reduces take 1.90, 2.13 and 2.17 s, so 8 machines are hardly slower than 4. This row therefore does "
+             "not determine the gain: with the profile's dense step, it would be 4.0 x."),
             ("bytescheduler", "", "ResNet-50 has 161 tensors, most of them small. The time per request (handling in "
-             "ps-lite and the update in Python) is not modelled. These gains are small: if each bar of the source's "
-             "figure is misread by 1 %, they change by 15 and 20 %."),
+             "ps-lite and the update in Python) is not modelled, nor is the local sum on the CPU: the source's "
+             "examples create MXNet's store as \"dist_sync\", which copies the gradients of all GPUs to host memory "
+             "(CommCPU in src/kvstore/comm.h). These gains are small: if each bar of the source's figure is misread by "
+             "1 %, they change by 15 and 20 %."),
         ),
     ),
     Family(
@@ -315,11 +320,14 @@ FAMILIES = (
           "the family is 2.9 %."),
          ("fixed", "1756", "Equal workers that push together drift apart when one of BBR's flows gets ahead, which the "
           "simulation leaves to chance. In four repetitions, 2 workers made 3.1 to 3.9 updates per second and 4 "
-          "workers 4.2 to 4.5 (README of the data), so a single run does not determine these rows. With windows of 128 "
-          "KiB, 2 workers are 8 % too slow instead of 20 %, and 4 workers are 20 % too fast."),
-         ("ps_sync", "", "In four repetitions, the rate was 2.24 updates per second. The window of a BBR connection "
-          "varied between 24 and 110 segments, so workers got their answers 10 to 50 ms apart, and their next pushes "
-          "collided less. In the simulation, all connections have the same window."),
+          "workers 4.2 to 4.5 (README of the data), so a single run does not determine these rows. With the windows "
+          "and queued acknowledgements that were measured on other servers (README of the data), they would be "
+          "predicted at 3.8 and 4.4, and the 13 rates of servers within 2.7 % on average instead of 4.6 %. This is not "
+          "used, because 4 workers with small messages would be 4.5 % too slow instead of 1.6 %: when a message has "
+          "its links to itself, BBR keeps fewer bytes waiting than a window."),
+         ("ps_sync", "fixed", "In four repetitions, the rate was 2.24 updates per second. The windows of BBR's "
+          "connections differ, so workers got their answers 10 to 50 ms apart, and their next pushes collided less. In "
+          "the simulation, all connections have the same window. With the measured windows, it would be 2.23."),
          ("", "staleness", "The run has few updates (presumed cause)."),
          ("exp", "", NOT_EXPLAINED),),
     ),

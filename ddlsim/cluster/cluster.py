@@ -164,7 +164,7 @@ class Cluster:
     operation_time: Floats | None = None
     #: frames, token buckets, transports etc. of links; None: no link has any
     details: LinkDetails | None = None
-    #: seed of the sampled rates of links with a `spread`; None: 0, until a run sets its own seed
+    #: seed of the sampled rates of links with a `spread`, and windows; None: 0, until a run sets its own seed
     link_seed: int | None = None
     #: calibration from measurements; links, overheads and reduction rates are set accordingly
     calibration: CalibrationTable | None = None
@@ -242,11 +242,12 @@ class Cluster:
 
     @checked
     def sampled(self, seed: Seed) -> Cluster:
-        """Return this cluster with the rates of links with `spread` sampled from `seed`, as in a run with that seed.
+        """Return this cluster with the rates of links with `spread`, and windows with `window_spread`, sampled from
+        `seed`, as in a run with that seed.
 
         A cluster that has already been sampled is returned unchanged. Routes are those of the nominal rates.
         """
-        if self.link_seed is not None or self.details is None or not self.details.spread.any():
+        if self.link_seed is not None or self.details is None or not self.details.is_sampled:
             return self
         made = dataclasses.replace(self, link_seed=seed)
         vars(made)["_router"] = self._router
@@ -617,11 +618,12 @@ def _transport(detail: LinkDetail) -> str:
     words = [f"{detail.connections} connections"] if detail.connections > 1 else []
     words += [f"{detail.flow_rate * 8e-9:.4g} Gbit/s each"] if detail.flow_rate else []
     words += [f"window {size(detail.window)}"] if detail.window else []
+    words += [f"windows vary by {detail.window_spread:g}"] if detail.window_spread else []
     words += [f"rendezvous above {size(detail.rendezvous)}"] if detail.rendezvous else []
     words += [f"loss {detail.loss:.4g}"] if detail.loss else []
     words += [f"overhead {detail.overhead * 1e6:.4g} us"] if detail.overhead else []
     words += [f"buffers of {size(detail.buffer)}"] if detail.buffer else []
-    words += [key for key in ("unordered", "warm") if getattr(detail, key)]
+    words += [key for key in ("unordered", "warm", "queued_acks") if getattr(detail, key)]
     return f"transport {detail.transport}" + (f" ({', '.join(words)})" if words else "")
 
 

@@ -135,11 +135,14 @@ class LinkDetail:
     connections    number of connections per pair of nodes; every message is divided among these connections
     flow_rate      maximum rate of a connection in bytes/s; 0: no limit
     window         maximum bytes in flight per connection; 0: the transport's default
+    window_spread  with sharing="fifo": standard deviation of the logarithm of the window, which is sampled for every
+                   message that shares a link; `window` is the median
     rendezvous     size in bytes above which a message is sent only after the receiver has answered a request; 0: no
                    message waits
     loss           fraction of TCP segments that are lost
     unordered      whether the messages of a connection share its rate instead of waiting for each other
     warm           whether windows are already open, which avoids slow start
+    queued_acks    whether acknowledgements wait in the queues of the opposite direction (with sharing="fifo")
     buffer         bytes that can queue at this switch port before TCP segments are lost; 0: unlimited
     overhead       time in seconds that the threads at both ends take to process a message, in addition to link latency
     spread         variation between the rates of links of this kind, as in :class:`ddlsim.Spread`
@@ -155,10 +158,12 @@ class LinkDetail:
     connections: Count = 1
     flow_rate: NotNegative = 0.0
     window: NotNegative = 0.0
+    window_spread: NotNegative = 0.0
     rendezvous: NotNegative = 0.0
     loss: Decay = 0.0
     unordered: bool = False
     warm: bool = False
+    queued_acks: bool = False
     buffer: NotNegative = 0.0
     overhead: NotNegative = 0.0
     spread: Variation = 0.0
@@ -190,10 +195,12 @@ class LinkDetails:
     connections: Ints
     flow_rate: Floats
     window: Floats
+    window_spread: Floats
     rendezvous: Floats
     loss: Floats
     unordered: Bools
     warm: Bools
+    queued_acks: Bools
     buffer: Floats
     overhead: Floats
     spread: Floats
@@ -215,6 +222,11 @@ class LinkDetails:
         transported = told | ~self.unordered | in_order
         shaped = (self.frame_header + self.burst + self.reverse_load > 0.0) | (self.sharing == "fifo")
         return bool((shaped | (self.transport != "") & transported).any())
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether anything is sampled from the seed of a run."""
+        return bool((self.spread + self.window_spread).any())
 
     @property
     def connection_limit(self) -> Floats:
@@ -274,10 +286,12 @@ class LinkDetailSettings:
     connections: Annotated[int, integer(1, 1 << 20)] = 1
     flow_rate: _Rate = 0.0
     window: _Size = 0.0
+    window_spread: Annotated[float, number(0.0)] = 0.0
     rendezvous: _Size = 0.0
     loss: _Part = 0.0
     unordered: bool = False
     warm: bool = False
+    queued_acks: bool = False
     buffer: _Size = 0.0
     overhead: _Time = 0.0
     spread: _Spread = 0.0
@@ -301,6 +315,9 @@ class LinkDetailSettings:
                         f"{where}{key} = {shown(value)} has no effect without a transport; set transport to one of "
                         f"{', '.join(map(repr, PROTOCOLS))}"
                     )
+        elif (self.queued_acks or self.window_spread) and told["sharing"] != "fifo":
+            key = "queued_acks" if self.queued_acks else "window_spread"
+            raise ConfigError(f"{where}{key} has no effect without queues; set sharing = 'fifo'")
         elif not transport.startswith("tcp-") and self.loss:
             raise ConfigError(
                 f"{where}loss = {self.loss} applies only to TCP, but {transport} is lossless; remove loss"
@@ -329,7 +346,7 @@ class _DetailArguments(LinkDetailSettings):
 
 
 #: fields that require a transport
-TRANSPORT_KEYS = ("connections", "flow_rate", "window", "rendezvous", "loss", "unordered", "warm", "buffer", "overhead")
+TRANSPORT_KEYS = DETAIL_KEYS[DETAIL_KEYS.index("connections") : DETAIL_KEYS.index("spread")]
 
 
 def collected(details: Collection[LinkDetail]) -> LinkDetails | None:

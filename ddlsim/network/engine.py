@@ -38,8 +38,8 @@ from ddlsim.network.program import Program, compile_schedule, write_frames, writ
 from ddlsim.network.state import Bools, Floats, Ints, Table, grown
 
 #: a row of state.TRANSPORT
-_Transport = tuple[float, float, float, float, float, float, float, float, float, int, int]
-_BY_ITSELF: _Transport = (0.0, 0.0, 0.0, math.inf, math.inf, 0.0, 0.0, 0.0, math.inf, -1, -1)
+_Transport = tuple[float, float, float, float, float, float, float, float, float, float, int, int, int]
+_BY_ITSELF: _Transport = (0.0, 0.0, 0.0, math.inf, math.inf, 0.0, 0.0, 0.0, math.inf, 0.0, -1, -1, 0)
 
 
 class _Terms(NamedTuple):
@@ -58,8 +58,10 @@ class _Terms(NamedTuple):
     single: float
     burst: float
     window: float
+    window_spread: float
     limit: float
     ordered: int
+    queued_acks: int
 
 
 class Transports:
@@ -75,7 +77,7 @@ class Transports:
         self._terms: dict[Hashable, _Terms | None] = {}
         #: rows of state.CONNECTION for new connections, and limits (bytes/s) for new channels, until the engine takes
         #: them
-        self.connections: list[tuple[float, float, float, int, int, int, int, int, int]] = []
+        self.connections: list[tuple[float, float, float, int, int, int, int, int, int, int]] = []
         self.limits: list[float] = []
 
     def of(self, pair: Sequence[int], links: Sequence[int], latency: float, rate: float) -> _Transport:
@@ -102,9 +104,9 @@ class Transports:
             channel = self._n_channels
             self._n_channels += 1
             self.limits.append(terms.limit)
-        self.connections.append((terms.initial, 0.0, 0.0, -1, -1, 0, terms.ordered, 0, 0))
+        self.connections.append((terms.initial, 0.0, 0.0, -1, -1, 0, terms.ordered, 0, 0, 0))
         self._n += 1
-        return (*terms[:9], self._n - 1, channel)
+        return (*terms[:10], self._n - 1, channel, terms.queued_acks)
 
 
 def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms | None:
@@ -134,8 +136,10 @@ def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms
         single=first.connections * frame,
         burst=first.connections * protocol.burst,
         window=first.connections * window,
+        window_spread=first.window_spread,
         limit=limit if limit < rate else math.inf,
         ordered=int(not first.unordered),
+        queued_acks=int(first.queued_acks),
     )
 
 
@@ -179,6 +183,11 @@ class Interconnect(Protocol):
     @property
     def details(self) -> LinkDetails | None:
         """Optional properties of all links, such as protocol limits; None: all links are ideal."""
+
+    @property
+    def link_seed(self) -> int | None:
+        """Seed of windows that vary between messages; None: 0."""
+        ...
 
     @property
     def reverse_link(self) -> Ints:
@@ -231,6 +240,7 @@ class Engine:
         if self._details is not None:
             self.net = with_shaping(self.net, self._link_channel, interconnect.reverse_link, self._details)
             enable(self.net.counts, "shape")
+            self.net.counts.link_seed = interconnect.link_seed or 0
         self._overhead = details if details is not None and details.overhead.any() else None
         self._transports = None
         if self._details is not None and self.net.counts.transported:

@@ -13,12 +13,15 @@ progress so far. :mod:`ddlsim.network.rounds` therefore replays rounds of such m
 message is queued.
 
 A connection with a window has at most `UNITS` *units* of the window in flight, besides the one that is arriving: when a
-unit has arrived, the next one enters the first link.
+unit has arrived, the next one enters the first link. With `queued_acks`, it enters when an acknowledgement has
+returned: a mark without bytes that waits in the queues of the opposite direction, link by link.
 
 Order within an instant: queues are served first, then messages enter in the order in which they were sent.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -28,11 +31,14 @@ from ddlsim.network.heap import heap_remove, heap_set
 from ddlsim.network.state import FLOWING, UNITS, View
 from ddlsim.network.sums import book_bytes
 
-#: kinds of marks: change of an inflow; first byte of a burst; last byte of a unit, and of a message
-INFLOW, BURST, UNIT, END = 0, 1, 2, 3
+#: kinds of marks: change of an inflow; first byte of a burst; last byte of a unit, and of a message; acknowledgement of
+#: a unit, which crosses the link of its entry in the opposite direction
+INFLOW, BURST, UNIT, END, ACK = 0, 1, 2, 3, 4
 MOST_UNITS = 1 << 16  # per message, however small its window is
 SAME = 1e-12  # relative; inflows this close count as equal
 LOST = 1e-6  # share of a message's bytes; fewer missing bytes than this do not wait in a queue
+PRIME = 1000003  # for keys of random numbers
+SQRT_3 = 3.0**0.5  # the sum of four uniform numbers has a variance of 1/3
 FULL_RATE = 1.0 + 1e-11  # inflows that exceed the service rate by less than this factor do not build a backlog
 
 
@@ -60,7 +66,7 @@ def enter(net: View, slot):  # type: ignore[no-untyped-def]
     alone = True
     for entry in range(first, first + n):
         channel = net.crossings[entry].channel
-        alone = alone and net.channels[channel].used == 0 and net.queues[channel].expected == 0
+        alone = alone and is_idle(net, channel) and is_idle(net, opposite(net, slot, entry))
     if alone:
         for entry in range(first, first + n):
             channel = net.crossings[entry].channel
@@ -69,8 +75,23 @@ def enter(net: View, slot):  # type: ignore[no-untyped-def]
         return
     for entry in range(first, first + n):
         meet(net, net.crossings[entry].channel)
+        if opposite(net, slot, entry) >= 0:
+            meet(net, opposite(net, slot, entry))
     net.slots[slot].state = FLOWING
     join(net, slot)
+
+
+@inlined
+def is_idle(net: View, channel):  # type: ignore[no-untyped-def]
+    return channel < 0 or (net.channels[channel].used == 0 and net.queues[channel].expected == 0)
+
+
+@inlined
+def opposite(net: View, slot, entry):  # type: ignore[no-untyped-def]
+    """Return the channel that acknowledgements of a message use on one of its links, -1 if they wait for nothing."""
+    if net.transported == 0 or net.transports[net.slots[slot].route].queued_acks == 0:
+        return np.int64(-1)
+    return np.int64(net.buckets[net.crossings[entry].channel].reverse)
 
 
 @inlined
@@ -113,6 +134,19 @@ def meet(net: View, channel):  # type: ignore[no-untyped-def]
 
 
 @inlined
+def deviate(number):  # type: ignore[no-untyped-def]
+    """Return a sample of the standard normal distribution: the scaled sum of four parts of a hash of `number`."""
+    mixed = np.int64(number) * 0x1E3779B97F4A7C15
+    mixed = (mixed ^ (mixed >> 30)) * 0x3F58476D1CE4E5B9
+    mixed = (mixed ^ (mixed >> 27)) * 0x14D049BB133111EB
+    mixed ^= mixed >> 31
+    total = 0.0
+    for part in range(4):
+        total += ((mixed >> (16 * part)) & 0xFFFF) / 65536.0
+    return (total - 2.0) * SQRT_3
+
+
+@inlined
 def inject(net: View, slot):  # type: ignore[no-untyped-def]
     """Put a message into the queue of its first link: all of it, or as much as its window allows."""
     train = net.trains[slot]
@@ -127,7 +161,13 @@ def inject(net: View, slot):  # type: ignore[no-untyped-def]
             list_onward(net, entry)
     window = np.inf
     if net.transported == 1:
-        window = net.transports[net.slots[slot].route].window
+        transport = net.transports[net.slots[slot].route]
+        window = transport.window
+        if transport.window_spread > 0.0:
+            connection = transport.connection
+            net.connections[connection].seq += 1
+            key = (net.link_seed * PRIME + connection) * PRIME + net.connections[connection].seq
+            window *= math.exp(transport.window_spread * deviate(key))
     if net.shaped == 1 and net.frames[net.slots[slot].route].header > 0.0:
         frame = net.frames[net.slots[slot].route]
         window += frame.header * np.ceil(window / frame.payload)
@@ -357,13 +397,12 @@ def leave(net: View, entry, kind):  # type: ignore[no-untyped-def]
             depart(net, entry)
         if is_last(net, entry):
             slot = entry >> net.hop_shift
-            net.trains[slot].flying -= 1
             if kind == END:
                 net.ended[net.n_ended] = slot
                 net.n_ended += 1
                 net.n_queued -= 1
             else:
-                send_units(net, slot, 1)  # a window slides while bytes arrive
+                acknowledge(net, slot, entry, net.trains[slot].start)
             return
         entry += 1
         channel = net.crossings[entry].channel
@@ -389,6 +428,24 @@ def leave(net: View, entry, kind):  # type: ignore[no-untyped-def]
         put_mark(net, channel, entry, kind, 0.0)
         touch(net, channel)
         return
+
+
+@called
+def acknowledge(net: View, slot, entry, start):  # type: ignore[no-untyped-def]
+    """Return the acknowledgement of a unit from the end of a link, through the queues of the opposite direction.
+
+    `start` identifies the message, whose slot may serve another one when the acknowledgement has returned.
+    """
+    while entry >= slot << net.hop_shift:
+        channel: int = opposite(net, slot, entry)
+        if channel >= 0 and net.queues[channel].backlogged == 1:
+            work(net, channel)
+            put_mark(net, channel, entry, ACK, start)
+            touch(net, channel)
+            return
+        entry -= 1
+    net.trains[slot].flying -= 1
+    send_units(net, slot, 1)  # a window slides while bytes arrive
 
 
 # ---------------------------------------------------------------- messages on a link
@@ -496,6 +553,9 @@ def serve(net: View, limit):  # type: ignore[no-untyped-def]
             net.n_free_marks += 1
             if kind == BURST:
                 net.queues[channel].burst = entry
+            elif kind == ACK:
+                if net.trains[entry >> net.hop_shift].start == rate:
+                    acknowledge(net, entry >> net.hop_shift, entry - 1, rate)
             elif kind != INFLOW and net.queues[channel].burst == entry:
                 net.queues[channel].burst = -1
                 leave(net, entry, kind)

@@ -35,7 +35,7 @@ class WithSources:
         self.reduce_time: Floats = np.concatenate([cluster.reduce_time, none])
         self.reverse_link: Ints = np.concatenate([cluster.reverse_link, np.full(n, -1)])
         self.is_switch_port: Bools = np.concatenate([cluster.is_switch_port, np.zeros(n, dtype=np.bool_)])
-        self.splits = cluster.splits
+        self.splits, self.link_seed = cluster.splits, cluster.link_seed
         self.details = None if cluster.details is None else _longer(cluster.details, n)
 
     def split_routes(self, src: Ints, dst: Ints, flows: Ints | None) -> Routes:

@@ -114,6 +114,7 @@ class Counts(Numbers):
     replay_rounds_code: int
     issue_sequence: int  # messages issued, but for those of replayed rounds
     sweeping: int  # 1: rates of all flows are worked out anew, instead of searching for those that can change
+    link_seed: int  # of windows that vary between messages
 
 
 class Reals(Numbers):
@@ -194,13 +195,17 @@ FRAME = record("f header payload")
 #: bytes in flight at full rate and at first; timeout: s of idling that halve the window, or until a retransmission,
 #: besides the time to drain a full port; least, single: bytes in flight at least, and after a time-out (least 0: no
 #: losses); burst: largest burst, bytes, if the sender keeps its rate despite losses, else 0; window: bytes in flight at
-#: most, over all connections; connection: -1 if messages are independent; channel: the one that limits its rate, or -1
-TRANSPORT = record("f eager round_trip full initial timeout least single burst window", "n connection channel")
+#: most, over all connections; window_spread: standard deviation of its logarithm; connection: -1 if messages are
+#: independent; channel: the one that limits its rate, or -1; queued_acks: 1 if acknowledgements wait in queues
+TRANSPORT = record(
+    "f eager round_trip full initial timeout least single burst window window_spread",
+    "n connection channel queued_acks",
+)
 #: window: bytes in flight at most, as of `since`, when its last message ended; first, last: slots of the messages that
 #: wait for it, or -1; busy: 1 while a message has its turn; ordered: 0 if messages do not wait for each other;
 #: under_way: messages that have had their turn and not arrived; pending: those that have not started, the last of which
-#: starts at `released` (s)
-CONNECTION = record("f window since released", "n first last busy ordered under_way pending")
+#: starts at `released` (s); seq: number of sampled windows
+CONNECTION = record("f window since released", "n first last busy ordered under_way pending seq")
 #: hops[first:last]: the channels of the route, `n_hops` of them per message; handled: bytes that determine how long a
 #: message uses the channels, per byte; occupies: factor of the sender's and receiver's overheads, 0.0 for messages of
 #: collectives whose known time includes them

@@ -201,7 +201,7 @@ def link_notes(cluster: Cluster) -> Iterator[str]:
 
 def spread_notes(cluster: Cluster) -> Iterator[str]:
     """Note links whose rates vary."""
-    if cluster.link_seed is not None:
+    if cluster.link_seed is not None and cluster.details is not None and cluster.details.spread.any():
         shares = cluster.channel_capacity / cluster.nominal_capacity
         yield (
             f"unequal links: rates are {shares.min():.3g} to {shares.max():.3g} of the nominal ones, sampled with seed "

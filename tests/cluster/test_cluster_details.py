@@ -86,6 +86,8 @@ rendezvous = "64 KiB"
 loss = 0.001
 unordered = true
 warm = true
+queued_acks = true
+window_spread = 0.4
 buffer = "128 KiB"
 sharing = "fifo"
 """
@@ -95,7 +97,22 @@ def test_a_transport_in_every_kind_of_file(tmp_path):
     head = FILE[: FILE.index("frame_header")]
     cluster = load(tmp_path, head + TRANSPORT)
     told = LinkDetail(
-        90.0, 8948.0, 0.0, 0.0, "tcp-cubic", 16, 625e6, 2.0**20, 65536.0, 0.001, True, True, 131072.0, sharing="fifo"
+        90.0,
+        8948.0,
+        0.0,
+        0.0,
+        "tcp-cubic",
+        16,
+        625e6,
+        2.0**20,
+        0.4,
+        65536.0,
+        0.001,
+        True,
+        True,
+        True,
+        131072.0,
+        sharing="fifo",
     )
     again = [cluster, Cluster.from_graph(cluster.to_graph())]
     for suffix in (".toml", ".json", ".graphml"):
@@ -105,7 +122,7 @@ def test_a_transport_in_every_kind_of_file(tmp_path):
         assert {copy.details.of(k) for k in range(copy.n_links)} == {told}
     assert (
         "first in, first out, transport tcp-cubic (16 connections, 5 Gbit/s each, window 1.049 MB, "
-        "rendezvous above 65.54 kB, loss 0.001, buffers of 131.1 kB, unordered, warm)"
+        "windows vary by 0.4, rendezvous above 65.54 kB, loss 0.001, buffers of 131.1 kB, unordered, warm, queued_acks)"
     ) in cluster.summary()
     assert load(tmp_path, head + 'transport = "roce"').details.of(0) == LinkDetail(transport="roce")
 
@@ -218,6 +235,8 @@ def test_mistakes_are_named(tmp_path, old, new, error):
         ({"transport": "udp"}, r"with_detail: transport = 'udp'"),
         ({"warm": True}, r"warm = True has no effect without a transport"),
         ({"mtu": "1500 B"}, r"mtu = 1500\.0 has no effect without a transport"),
+        ({"transport": "tcp-bbr", "queued_acks": True}, r"queued_acks has no effect without queues; set sharing"),
+        ({"transport": "tcp-bbr", "window_spread": 0.4}, r"window_spread has no effect without queues; set sharing"),
     ],
 )
 def test_mistakes_in_python_are_named(detail, error):

@@ -58,6 +58,8 @@ rendezvous = "64 KiB"
 loss = 0.001
 unordered = true
 warm = true
+queued_acks = true
+window_spread = 0.4
 buffer = "128 KiB"
 sharing = "fifo"
 kinds = ["nic"]
@@ -293,7 +295,7 @@ def graph(kind):
     details = {"frame_header": 66.0, "frame_payload": "1448 B", "burst": 1e5, "reverse_load": 0.02,
                "transport": "tcp-cubic", "connections": 2, "flow_rate": "5 Gbit/s", "window": 3e6, "loss": 1e-3,
                "rendezvous": "64 KiB", "unordered": True, "warm": True, "buffer": "128 KiB",
-               "sharing": "fifo"}  # fmt: skip
+               "queued_acks": True, "window_spread": 0.4, "sharing": "fifo"}  # fmt: skip
     for u, v in (("a", "s"), ("s", "a"), ("b", "s"), ("s", "b")) if made.is_directed() else (("a", "s"), ("b", "s")):
         made.add_edge(u, v, **rates, **details)
     return made

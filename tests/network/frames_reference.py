@@ -36,24 +36,27 @@ class Frames:
         if self.queues[link]:
             self._serve(link)
         frame.hop += 1
-        if frame.hop < len(frame.message.path):
-            self.enter(frame.message.path[frame.hop], frame)
+        if frame.hop < len(frame.path):
+            self.enter(frame.path[frame.hop], frame)
         else:
-            frame.message.arrives()
+            frame.arrives()
 
 
 class Frame:
-    """Bytes of a message, on the link number `hop` of its route."""
+    """Bytes on the link number `hop` of a path, and what follows when they arrive."""
 
-    def __init__(self, message, nbytes):
-        self.message, self.nbytes, self.hop = message, nbytes, 0
+    def __init__(self, path, nbytes, arrives):
+        self.path, self.nbytes, self.arrives, self.hop = path, nbytes, arrives, 0
 
 
 class Message:
-    """`n_units` units of `n_frames` frames each, of which 32 are under way at most, and one that arrives."""
+    """`n_units` units of `n_frames` frames each, of which 32 are under way at most, and one that arrives.
 
-    def __init__(self, frames, path, nbytes, n_frames, n_units=1):
-        self.frames, self.path = frames, path
+    `back` is the path of acknowledgements, which have no bytes; they take no time if it is empty.
+    """
+
+    def __init__(self, frames, path, nbytes, n_frames, n_units=1, back=()):
+        self.frames, self.path, self.back = frames, path, back
         self.size, self.n_frames = nbytes / n_units / n_frames, n_frames
         self.left, self.under_way = n_units, n_units * n_frames
         self.arrived, self.flying, self.end = 0, 0, None
@@ -66,23 +69,30 @@ class Message:
             self.left -= 1
             self.flying += 1
             for _ in range(self.n_frames):
-                self.frames.enter(self.path[0], Frame(self, self.size))
+                self.frames.enter(self.path[0], Frame(self.path, self.size, self.arrives))
 
     def arrives(self):
         self.under_way -= 1
         self.arrived += 1
         if self.arrived % self.n_frames == 0:
-            self.flying -= 1
-            self._send(33)
+            if self.back:
+                self.frames.enter(self.back[0], Frame(self.back, 0.0, self.acknowledged))
+            else:
+                self.acknowledged()
         if not self.under_way:
             self.end = self.frames.now
 
+    def acknowledged(self):
+        self.flying -= 1
+        self._send(33)
 
-def finish_times(capacity, paths, starts, nbytes, n_frames, units=None):
+
+def finish_times(capacity, paths, starts, nbytes, n_frames, units=None, back=None):
     """When the last frame of each message arrives; messages of one instant start in order."""
     frames = Frames(capacity)
-    units = units or [1] * len(paths)
-    messages = [Message(frames, path, m, n_frames, n) for path, m, n in zip(paths, nbytes, units, strict=True)]
+    units, back = units or [1] * len(paths), back or [()] * len(paths)
+    each = zip(paths, nbytes, units, back, strict=True)
+    messages = [Message(frames, path, m, n_frames, n, acks) for path, m, n, acks in each]
     for message, start in zip(messages, starts, strict=True):
         frames.at(start, message.start)
     frames.run()

@@ -22,6 +22,7 @@ class Paths:
     overhead: float = 0.0
     details: LinkDetails | None = None
     reverse_link: np.ndarray | None = None
+    link_seed: int | None = None
     link_latency: np.ndarray = field(init=False)
     shares: list[list[float]] | None = None
 

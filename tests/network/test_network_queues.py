@@ -113,6 +113,58 @@ def test_frames_with_windows_tend_to_it(seed):
     assert fine <= max(0.4 * coarse, 0.002)  # one of 512 units or more may change places
 
 
+def two_ways(*targets, seed=None, **detail):
+    """Time of 1 MB from A to C over links of 1 MB/s; C sends as much to `targets` from 0.1 s on (windows: 32 kB)."""
+    plain = load_cluster(star(4, bandwidth=1e6, latency=0.0))
+    cluster = with_detail(plain, sharing="fifo", transport="tcp-bbr", warm=True, window="32 kB", **detail)
+    network = Network(cluster if seed is None else cluster.sampled(seed))
+    first = network.send([cluster.workers[0]], [cluster.workers[2]], np.array([1e6]), 0.0)
+    while network.advance(0.1) is not None:
+        pass
+    for target in targets:
+        network.send([cluster.workers[2]], [cluster.workers[target]], np.array([1e6]), 0.1)
+    while (done := network.advance()) is not None:
+        if first[0] in done.ids:
+            return done.time
+    return None
+
+
+def test_acknowledgements_wait_behind_data():
+    """Behind one window, acknowledgements of A take as long as A's window; behind two, A is half as fast."""
+    assert two_ways(1, 3) == pytest.approx(1.0)
+    assert two_ways(queued_acks=True) == pytest.approx(1.0)
+    assert two_ways(1, queued_acks=True) == pytest.approx(1.0, abs=0.03)
+    assert two_ways(1, 3, queued_acks=True) == pytest.approx(0.1 + 0.9 / 0.5, abs=0.03)
+
+
+def test_windows_vary_between_messages_and_seeds():
+    times = [two_ways(1, 3, queued_acks=True, window_spread=0.4, seed=seed) for seed in (0, 0, 1, 2, 3)]
+    assert times[0] == times[1]
+    assert len(set(times)) == 4
+    assert two_ways(1, 3, queued_acks=True, seed=1) == two_ways(1, 3, queued_acks=True, seed=2)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_frames_with_queued_acknowledgements_tend_to_it(seed):
+    """Three messages between four hosts on a switch; acknowledgements take the links of the other direction."""
+    rng = np.random.default_rng(seed)
+    up, down = np.arange(4), np.arange(4, 8)
+    capacity = np.tile(rng.uniform(1.0, 6.0, 4), 2).tolist()
+    pairs = [rng.permutation(4)[:2] for _ in range(3)]
+    paths, back = ([[int(up[a]), int(down[b])] for a, b in each] for each in (pairs, [(b, a) for a, b in pairs]))
+    units, starts = (32 * rng.integers(2, 9, 3)).tolist(), rng.uniform(0.0, 1.0, 3).tolist()
+    nbytes = [n / 32.0 for n in units]  # whole units of windows of one byte
+    detail = {"transport": "tcp-reno", "warm": True, "window": 1.0, "unordered": True}
+    made = fabric(capacity, paths, queued_acks=True, **detail)
+    made.reverse_link = np.array([*down, *up])
+    end = np.array(run_flows(Network(made), made, starts, nbytes, check=False)[0])
+    coarse, fine = (
+        np.abs(np.array(frames_reference.finish_times(capacity, paths, starts, nbytes, n, units, back)) - end).max()
+        for n in (2, 8)
+    )
+    assert fine <= max(0.4 * coarse, 0.01)  # one of 512 units or more may change places
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_bytes_are_conserved_at_any_time(seed):
     capacity, paths, starts, nbytes = random_case(seed)
