@@ -481,8 +481,9 @@ def _replay(plan: Plan, deeds: Touching, backward: Touching, update: Touching, u
         step, part = place // (plan.n_ranks * n_parts), place % n_parts
         needed = of_parts.get(step * n_parts + part, set())
         if replay.held[place].used != sum(marks[batch] for batch in needed):
-            few = [each.of((each.part == part) & (plan.step[each.row] == step)) for each in (deeds, backward)]
-            digits = Replay(plan, *few, n_batches, [1 << (_DIGIT * i) for i in range(2 * n_batches)]).held[place].used
+            few, passes = (each.of((each.part == part) & (plan.step[each.row] == step)) for each in (deeds, backward))
+            in_digits = [1 << (_DIGIT * i) for i in range(2 * n_batches)]
+            digits = Replay(plan, few, passes, n_batches, in_digits).held[place].used
             counts = [digits >> (_DIGIT * i) & ((1 << _DIGIT) - 1) for i in range(2 * n_batches)]
             which = next(i for i, n in enumerate(counts) if n != (i in needed))
             tied, batch = divmod(which, n_batches)

@@ -123,7 +123,8 @@ def _interfaces(cluster: Cluster, place: Ints, what: str) -> Interfaces:
     ends = np.concatenate([source[apart], target[apart]])
     twice = np.concatenate([np.flatnonzero(apart)] * 2)
     pairs = ((source[apart], apart), (target[apart], apart), (ends, twice))
-    return Interfaces(what, place, *(_width(cluster, own, links, n) for own, links in pairs), cluster)
+    out, into, both = (_width(cluster, own, links, n) for own, links in pairs)
+    return Interfaces(what, place, out, into, both, cluster)
 
 
 def _width(cluster: Cluster, place: Ints, links: Bools | Ints, n: int) -> Width:

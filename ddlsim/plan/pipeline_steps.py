@@ -283,10 +283,9 @@ class Blocks(Template):
         shared = np.array([len(stages) == 1 for stages in self.groups] + [False])[column["group"]]
         column["number"] += np.where(shared, self.n_alone, 0)
         after = [(self.n_before + i, need, 0) for i in range(n_made, len(self.rows)) for need in self.rows[i].needs]
-        needs = [(row, need, 0 * row) for row, need in needs]
-        needs.append(tuple(np.array([*after, *before], dtype=np.int64).reshape(-1, 3).T))
-        row, need, back = (np.concatenate(each) for each in zip(*needs, strict=True))
-        return Step(column, (row, need, back))
+        more = np.array([*after, *before], dtype=np.int64).reshape(-1, 3)
+        rows, needed = (np.concatenate([*own, more[:, i]]) for i, own in enumerate(zip(*needs, strict=True)))
+        return Step(column, (rows, needed, np.append(np.zeros(len(rows) - len(more), dtype=np.int64), more[:, 2])))
 
     n_before = 0  # number of copied rows minus that of the rows built
 

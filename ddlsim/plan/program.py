@@ -602,7 +602,7 @@ class Row:
     group: int = -1
     number: int = -1
     name: int = -1
-    needs: list[int | tuple[int, int]] = field(default_factory=list)
+    needs: list[Any] = field(default_factory=list)
     every: int = 0
 
 

@@ -108,8 +108,8 @@ class Cycles:
     def _add(self, place: int, lane: str, kind: int, refs: Sequence[_Ref], name: str = "", **more: object) -> _Ref:
         called = self._names.setdefault(name, len(self._names)) if name else -1
         row = Row(place, lane, kind, name=called, **more)  # type: ignore[arg-type]  # its fields
-        row.needs = [at for step, at in refs if step == self._number]
-        row.before = [(at, self._number - step) for step, at in refs if step < self._number]
+        of_step = sorted(refs, key=lambda ref: ref[0] < self._number)  # those of the same step first
+        row.needs = [(at, self._number - step) for step, at in of_step]
         self._rows.append(row)
         return self._number, len(self._rows) - 1
 

@@ -277,8 +277,8 @@ class FSDP:
             policy = overlap_named("ddp" if self.overlap is None else self.overlap)
             program = sharded(each, None, policy.buckets, overlap=not isinstance(policy, NoOverlap), **how)
         else:
-            gathering = {"prefetch": self._ahead, "reshard": self.reshard, "shard": self.shard}
-            program = fully_sharded(each, None, self._units(model), **gathering, **how)
+            how |= {"prefetch": self._ahead, "reshard": self.reshard, "shard": self.shard}
+            program = fully_sharded(each, None, self._units(model), **how)
         stored, inside = stored_nbytes(workloads[0]), np.array([layer.block > 0 for layer in model.layers])
         if not inside.any():
             inside[:] = True

@@ -25,6 +25,7 @@ from ddlsim.compression.contract import AnyCompressor, count
 from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
+from ddlsim.learning.learner import State
 from ddlsim.optim import Momentum, Optimizer
 from ddlsim.plan import StepProgram
 from ddlsim.plan.local_steps import Average, local_steps
@@ -122,9 +123,13 @@ class LocalSGD(Periodic):
         rules = [Rule(Average(Every(self.period, first, first + 1)), [members])]
         if first:  # gradients are averaged until then
             sums = Average(Every(1, end=first), gradients=True)
-            then = lambda mean: replicas[0].after(replicas[0].worker.params, mean)  # noqa: E731  # equal for all
-            rules.append(Rule(sums, [members], then=then, models=False))
+            rules.append(Rule(sums, [members], then=lambda mean: _updated(replicas[0], mean), models=False))
         replicas = run_local_steps(context, rules, owner="LocalSGD")
+
+
+def _updated(replica: Replica, gradient: Value[Array]) -> tuple[Value[Array], State]:
+    """Return the parameters and state of a replica after a step in which all replicas apply the same gradient."""
+    return replica.after(replica.worker.params, gradient)
 
 
 def _steps_before(context: RunContext, epoch: float) -> int:
