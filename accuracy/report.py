@@ -126,12 +126,13 @@ it improves.
   is assumed.
 - The stack `fms-fsdp` was added after its rows were known. Its element-wise kernels were measured on one H100. Its
   share of the rate of matrix products is fitted to the row of Llama 2 7B on A100.
-- The copies in PyTorch's FSDP, Adam as `foreach`, whole-block recomputation in LLM Foundry's rows of A100 40GB (PyTorch
-  1.13.1) and the parts of torchtitan that are listed below follow the frameworks' code. The rows were known. The stacks
-  were then fitted again, and the numbers are those of the least-squares fits, rounded to two digits. LLM Foundry's rows
-  of one machine are described within 3.8 instead of 4.6 %. Its `gemm` is rounded down (0.898 to 0.89), because the fitted
-  rows are 1 % too fast on average. The previous numbers were rounded more coarsely, after the rows of several machines
-  had been seen: their mean error was 3.4 %, and is 4.1 % now (4.3 % without rounding down, which was known).
+- The copies in PyTorch's FSDP, Adam as `foreach`, whole-block recomputation in LLM Foundry's rows of A100 40GB
+  (PyTorch 1.13.1) and the parts of torchtitan that are listed below follow the frameworks' code. The rows were known.
+  The stacks were then fitted again, and the numbers are those of the least-squares fits, rounded to two digits. LLM
+  Foundry's rows of one machine are described within 3.8 instead of 4.6 %. Its `gemm` is rounded down (0.898 to 0.89),
+  because the fitted rows are 1 % too fast on average. The previous numbers were rounded more coarsely, after the rows
+  of several machines had been seen: their mean error was 3.4 %, and is 4.1 % now (4.3 % without rounding down, which
+  was known).
 
 **Collectives**
 
