@@ -231,7 +231,8 @@ def _sums(workload: Workload, kinds: Sequence[str], tensor: int) -> Floats:
         math.prod(layer.out_shape) if role in (ATTENTION, ROW) else 0
         for layer, role in zip(workload.model.layers, kinds, strict=True)
     ]
-    return nbytes * np.array(outputs) / workload.memory_bandwidth
+    seconds: Floats = nbytes * np.array(outputs) / workload.memory_bandwidth
+    return seconds
 
 
 def _last_product(layers: Sequence[Layer], first: int, end: int) -> int:
