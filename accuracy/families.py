@@ -437,8 +437,7 @@ FAMILIES = (
             ("A100 40GB_1b", "32 GPUs", "Each GPU is 18 % slower here than in the rows with 8 and 16 GPUs and smaller "
              "micro-batches, while larger and smaller models lose nothing. The source does not say why."),
             ("H100 80GB_13b", "16 GPUs", "No explanation is known. This row has the smallest micro-batches of the "
-             "series (4,096 tokens), and collectives take a third of the time. The fitted row with 8 GPUs misses by as "
-             "much."),
+             "series (4,096 tokens), and collectives take a third of the time."),
         ),
         remark=mosaic_fsdp.remark,
         left_out=mosaic_fsdp.left_out,
@@ -546,8 +545,9 @@ FAMILIES = (
         Family(
             name, title, 0.08, "stacks", "Nothing is fitted in this section. Rows from which a number of a stack or "
             "device was derived do not count (`accuracy/stacks.py`)."
-            + " GPUs of runs on A100 are as slow as the slowest one is expected to be (`measured_on` of the stack)."
-            * (name == "large_runs"), functools.partial(stacks.rows, name), causes=causes,
+            + {"large_runs": " GPUs of runs on A100", "torchtitan": " GPUs"}.get(name, "")
+            + " are as slow as the slowest one is expected to be (`measured_on` of the stack)."
+            * (name in ("large_runs", "torchtitan")), functools.partial(stacks.rows, name), causes=causes,
             left_out=functools.partial(stacks.left_out, name),
         )
         for name, title, causes in (
@@ -557,14 +557,13 @@ FAMILIES = (
                  "host."),
             )),
             ("torchtitan", "torchtitan: FSDP2, tensor and pipeline parallelism, torch.compile, FP8", (
-                ("405b", "", "No explanation is known. The published run reaches 0.90 of the predicted rate, pipeline "
-                 "included."),
-                ("70b", "tensor 8", "torchtitan shards weights over replicas as well (ZeRO 3), whereas here only the "
-                 "optimizer state is sharded."),
+                ("405b", "", "No explanation is known. All judged rows are in FP8, recompute whole layers and are "
+                 "predicted too fast. The table of the interleaved schedule, async tensor parallelism as in PyTorch's "
+                 "code and FP8 products that add up in full precision are simulated."),
             )),
             ("fms_fsdp", "fms-fsdp: PyTorch FSDP and HSDP on A100 and H100", (
-                ("h100", "", "The stack's share of the rate of matrix products is fitted to a run on A100 (0.89); this "
-                 "run would need 0.70. The H100's rates were measured with software of 2026, and the run used that of "
+                ("h100", "", "The stack's share of the rate of matrix products is fitted to a run on A100 (0.93); this "
+                 "run would need less. The H100's rates were measured with software of 2026, and the run used that of "
                  "early 2024. Whether this is the reason is not known."),
             )),
             ("maxtext", "MaxText: TPU v4, v5e and v5p, one slice and several", (

@@ -465,7 +465,7 @@ def _torchtitan(row: Row) -> tuple[float, float | None]:
             micro_batch=-(-local_batch // pipeline), tp_comm_overlap=_is_set(row, "async_tensor"),
             interleave=chunks, sharded="full",
             # stages send and receive in one batch and wait for it (torch/distributed/pipelining/schedules.py)
-            p2p="exchange" if pipeline > 1 else "overlapped",
+            p2p="overlapped" if pipeline == 1 else "exchange" if chunks == 1 or order != "1f1b" else "in step",
         )  # fmt: skip
     stack = "torchtitan-compile" if _is_set(row, "compile") else "torchtitan"
     result = _run(row, cluster, _model(row), strategy, _count(row, "global_batch"), gpus, stack,

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -123,16 +124,22 @@ def one_layer(h: int, a: int, seq: int) -> Model:
         return load_model(path)
 
 
+def _times(software: Software, row: Row) -> tuple[float, float]:
+    """Return the seconds of a recomputed layer without all-reduces, and of what is outside of layers."""
+    model = one_layer(row.h, row.a, row.seq)
+    forward, backward = kernel_times(model, Timing(*software, row.micro, "fp16", False, row.t))
+    ((first, end),) = blocks(model.layers)
+    inside = float(forward[first:end].sum()), float(backward[first:end].sum())
+    return 2.0 * inside[0] + inside[1], float(forward.sum() + backward.sum()) - sum(inside)
+
+
 def predicted(row: Row, software: Software) -> float:
     """Return the seconds of a row's step."""
-    device, stack = software
-    model = one_layer(row.h, row.a, row.seq)
-    forward, backward = kernel_times(model, Timing(device, stack, row.micro, "fp16", False, row.t))
-    ((first, end),) = blocks(model.layers)
-    nbytes = 2.0 * row.micro * row.seq * row.h
-    layer = 2.0 * forward[first:end].sum() + backward[first:end].sum() + SUMMED * _all_reduce(nbytes, row.t)
-    outside = forward.sum() + backward.sum() - forward[first:end].sum() - backward[first:end].sum()
-    stage = row.layers / row.p * layer
+    return _predicted(row, software.device, *_times(software, row))
+
+
+def _predicted(row: Row, device: Device, layer: float, outside: float) -> float:
+    stage = row.layers / row.p * (layer + SUMMED * _all_reduce(2.0 * row.micro * row.seq * row.h, row.t))
     params = (12.0 * row.layers * row.h**2 / row.p + VOCABULARY * row.h) / row.t
     update = 28.0 * params / (0.8 * device.memory_bandwidth)
     steps = row.batch // (row.d * row.micro)
@@ -181,7 +188,9 @@ def fit_products(measured: Sequence[tuple[Product, float]]) -> Kernels:
 
 def errors(measured: Sequence[Row], software: Software) -> np.ndarray:
     """Return predicted / measured - 1 of each row."""
-    return np.array([predicted(row, software) / row.seconds - 1.0 for row in measured])
+    shape = operator.attrgetter("h", "a", "seq", "micro", "t")  # rows share 31
+    times = {key: _times(software, row) for key, row in {shape(row): row for row in measured}.items()}
+    return np.array([_predicted(row, software.device, *times[shape(row)]) / row.seconds - 1.0 for row in measured])
 
 
 def values(software: Software) -> dict[str, float]:

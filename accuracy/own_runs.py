@@ -37,7 +37,7 @@ SEQUENCE, MOST = 2048, 5
 
 
 def _mosaic_run(point: mosaic_fsdp.Point) -> MeasuredRun:
-    recompute = "early-stop" if point.checkpoints else "none"
+    recompute = point.strategy.recompute
     return MeasuredRun(
         workers=point.gpus, batch_size=point.batch, throughput=point.measured / point.seq, shared_batch=True,
         model=f"mpt-{point.model}+seq={point.seq}", gradient_dtype=point.reduced,

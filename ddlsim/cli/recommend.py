@@ -106,7 +106,7 @@ def recommend(
     shard: Annotated[str | None, opt('Sharding group sizes of stage 3 to try, such as "8".')] = None,
     cut: Annotated[str | None, opt('Kinds of pipeline cuts to try: some of "balanced,layers".')] = None,
     p2p: Annotated[
-        str | None, opt('Kinds of pipeline messages to try: some of "overlapped,exchange,in turns".')
+        str | None, opt('Kinds of pipeline messages to try: some of "overlapped,exchange,in turns,in step".')
     ] = None,
     n_best: Annotated[int | None, opt("Number of configurations to show (default: 3).", "--best")] = None,
     stability: Annotated[

@@ -118,6 +118,7 @@ def _rows(
     stored, n, last = stored_nbytes(workload), len(parts), accumulation - 1
     gradient = workload.gradient_nbytes / max(workload.model.gradient_nbytes(1), 1.0)
     weights = [part.nbytes / gradient * element for part, element in zip(parts, elements, strict=True)]
+    copy_out, copy_in = workload.sharding_copies
     uses = [
         (micro, kind, unit)
         for micro in range(accumulation)
@@ -160,11 +161,14 @@ def _rows(
         if taken:
             add(_COMPUTE, ps.COMPUTE, holds=taken)
         seconds, keeps = float(times[layers].sum()), float(stored[layers].sum())
+        reduces = kind == ps.BACKWARD and part.nbytes and (micro == last or (shard > 1 and not no_sync))
+        if shard > 1:
+            seconds += part.nbytes * (copy_out * elements[unit] * (i in gather_of) + copy_in * bool(reduces))
         now = add(
             _COMPUTE, kind, seconds=seconds, micro=micro, first=part.first, end=part.end,
             holds=keeps if kind == ps.FORWARD else -keeps, needs=[gather_of[i]] if i in gather_of else [],
         )  # fmt: skip
-        if kind == ps.BACKWARD and part.nbytes and (micro == last or (shard > 1 and not no_sync)):
+        if reduces:
             of = -1 if micro == last else micro
             shard_of = now
             if shard > 1:

@@ -31,7 +31,7 @@ def pipeline(
     recompute: bool = False,
     buckets: Callable[[Workload], Sequence[Bucket]] = one_bucket,
     sharded: bool = False,
-    p2p: Literal["overlapped", "exchange", "in turns"] = "overlapped",
+    p2p: Literal["overlapped", "exchange", "in turns", "in step"] = "overlapped",
 ) -> StepProgram:
     """Return the step program for pipeline-parallel training, with replicas along the data axis of a mesh.
 
@@ -53,7 +53,10 @@ def pipeline(
                    while both send to each other at once, as in Megatron-LM without interleaving (megatron/core,
                    p2p_communication.py: isend and irecv in one batch, then wait). "in turns": it waits, and sends a
                    gradient only after the activations of its next forward pass have arrived, as in DeepSpeed
-                   (runtime/pipe/schedule.py and p2p.py: blocking send and recv); for "1f1b" with one chunk per stage
+                   (runtime/pipe/schedule.py and p2p.py: blocking send and recv); for "1f1b" with one chunk per stage.
+                   "in step": as "exchange", and it also waits for all tensors sent to it in the same row of the table
+                   of passes, as PyTorch's interleaved 1F1B (torch/distributed/pipelining/schedules.py, release 2.6:
+                   PipelineScheduleMulti._step_microbatches); for "1f1b" with several chunks per stage
 
     A rank has the lanes "compute" and "stream" (collectives), and one lane per neighbour and direction for messages,
     which overlap computation. All tensors that cross a cut form one message, including those that skip chunks: they
@@ -79,6 +82,8 @@ def pipeline(
     table = pass_order(order, mesh.pipeline, micro_batches, len(chunks))
     if p2p == "in turns" and (order != "1f1b" or len(chunks) > mesh.pipeline):
         raise ConfigError("pipeline: p2p = 'in turns': needs order '1f1b' and one chunk per stage; use 'exchange'")
+    if p2p == "in step" and (order != "1f1b" or len(chunks) == mesh.pipeline):
+        raise ConfigError("pipeline: p2p = 'in step': needs order '1f1b' and several chunks per stage; use 'exchange'")
     tie = tie_between(chunks)
     blocks = Blocks(chunks, table, buckets, mesh.data, recompute=recompute, sharded=sharded, tie=tie)
     return in_replicas(blocks.template([blocks.step(p2p)] * N_STEPS), mesh, (1, micro_batches, 0))

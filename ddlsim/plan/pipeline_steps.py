@@ -269,9 +269,10 @@ class Blocks(Template):
         carries = np.array([row.kind in (ps.SEND, ps.RECEIVE) for row in self.rows])[made]
         self.n_alone = int(sends.sum())
         numbers = np.cumsum(sends) - 1  # a message is received by the row after its send
-        needs = [_copied(self.rows, made), *_between(blocks, which, order, offset, len(self.chunks), p2p)]
-        ends = np.append(offset, n)[order.offsets[1:]]
         compute = np.flatnonzero(np.array([row.lane == "compute" for row in self.rows])[made])
+        done = compute[np.searchsorted(compute, np.append(offset[1:], n)) - 1]  # last row of each pass that computes
+        needs = [_copied(self.rows, made), *_between(blocks, which, order, offset, done, len(self.chunks), p2p)]
+        ends = np.append(offset, n)[order.offsets[1:]]
         latest = compute[np.searchsorted(compute, ends) - 1].tolist()
         tied, before = self._tied_sums(latest), list[tuple[int, int, int]]()
         for stage, first in enumerate(offset[order.offsets[:-1]].tolist()):
@@ -360,10 +361,10 @@ def _copied(rows: Sequence[Row], made: Ints) -> tuple[Ints, Ints]:
 
 
 def _between(
-    blocks: Sequence[_Block], which: Ints, passes: PassOrder, offset: Ints, n_chunks: int, p2p: str
+    blocks: Sequence[_Block], which: Ints, passes: PassOrder, offset: Ints, done: Ints, n_chunks: int, p2p: str
 ) -> list[tuple[Ints, Ints]]:
     """Return the dependencies between passes: on earlier sends and on arrivals and, if neighbours take turns, on what
-    must arrive before something is sent back."""
+    must arrive before something is sent back. `done`: the last row of each pass that computes."""
     begin, sends, arrives = (
         np.array([getattr(block, name) for block in blocks], dtype=np.int64)[which]
         for name in ("begin", "sends", "arrives")
@@ -385,4 +386,27 @@ def _between(
         back = np.flatnonzero(same & (passes.kind[:-1] == 1) & (passes.kind[1:] == 0) & (sent[:-1] >= 0))
         back = back[needed[back + 1] >= 0]
         pairs.append((sent[back], needed[back + 1]))
+    if (
+        p2p == "in step"
+    ):  # a rank waits for a tensor even if its next pass does not need it, and the sender for the rank
+        steps = _time_steps(passes, n_chunks)
+        place, receiver = passes.rank * (1 + steps.max()) + steps, to % len(passes)
+        after = np.searchsorted(place, receiver * (1 + steps.max()) + steps[left], side="right")
+        rank = np.append(passes.rank, -1)
+        waits, beside = rank[after] == receiver, (rank[after - 1] == receiver) & (rank[left + 1] == rank[left])
+        pairs.append((offset[after[waits]], (offset + arrives - begin)[left[waits]]))
+        pairs.append((offset[left[beside] + 1], done[after[beside] - 1]))
     return pairs
+
+
+def _time_steps(passes: PassOrder, n_chunks: int) -> Ints:
+    """Return the row of each pass in the table by which PyTorch's ranks execute interleaved 1F1B, (n_passes,): a column
+    per rank, in which forward and backward passes alternate once all ranks have had the first micro-batches."""
+    ranks = np.arange(len(passes))[:, None]
+    kind = passes.kind.reshape(len(passes), -1)
+    nth = np.where(kind == 0, np.cumsum(kind == 0, axis=1), np.cumsum(kind > 0, axis=1)) - 1
+    later = 2 * (len(passes) - 1 - ranks)
+    warmup = np.minimum(n_chunks - len(passes) + later, kind.shape[1] // 2)
+    alternate = n_chunks + later + 2 * nth
+    forward = np.where(nth < warmup, ranks + nth, alternate - 2 * warmup)
+    return np.asarray(np.where(kind == 0, forward, alternate + 1).ravel(), dtype=np.int64)

@@ -103,7 +103,8 @@ class Parallel(WithFabric):
                  micro-batches before the reduce-scatter
     p2p          what a rank does while tensors are in flight between stages: it computes ("overlapped"); it waits for
                  both directions at the same time, as in Megatron-LM ("exchange"); it waits for one direction and then
-                 for the other, as in DeepSpeed ("in turns")
+                 for the other, as in DeepSpeed ("in turns"); it also waits for what others send to it at that time, as
+                 in PyTorch's interleaved schedule ("in step")
     overlap      buckets that replicas sum during the last backward passes: "none" (one per chunk), "layer", "ddp", or
                  "megatron" (those of Megatron Core, with 40 million parameters or, if larger, a million per replica).
                  With sharded="full", the buckets are transformer layers
@@ -125,7 +126,7 @@ class Parallel(WithFabric):
     tp_comm_overlap: bool = False
     recompute: Literal["none", "selective", "operators", "full", "early-stop", "stage"] = "none"
     sharded: bool | Literal["full"] = False
-    p2p: Literal["overlapped", "exchange", "in turns"] = "overlapped"
+    p2p: Literal["overlapped", "exchange", "in turns", "in step"] = "overlapped"
     overlap: Literal["none", "layer", "ddp", "megatron"] = "ddp"
 
     def __post_init__(self) -> None:
@@ -160,6 +161,11 @@ class Parallel(WithFabric):
         if self.p2p == "in turns" and (self.order != "1f1b" or self.interleave > 1):
             raise ConfigError(
                 "Parallel: p2p = 'in turns' needs order = '1f1b' and interleave = 1, as in DeepSpeed; use "
+                "p2p='exchange' for other orders"
+            )
+        if self.p2p == "in step" and (self.order != "1f1b" or self.interleave == 1):
+            raise ConfigError(
+                "Parallel: p2p = 'in step' needs order = '1f1b' and interleave = 2 or more, as in PyTorch; use "
                 "p2p='exchange' for other orders"
             )
         table = pass_order(self.order, 2, 2, 2 * per_stage) if isinstance(self.order, str) else self.order

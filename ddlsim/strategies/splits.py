@@ -74,7 +74,7 @@ class Splits:
     stage: Sequence[Annotated[int, integer(0, 3)]] = (1,)
     shard: Sequence[Count] | None = None
     cut: Sequence[Literal["balanced", "layers"]] = ("balanced",)
-    p2p: Sequence[Literal["overlapped", "exchange", "in turns"]] = ("overlapped",)
+    p2p: Sequence[Literal["overlapped", "exchange", "in turns", "in step"]] = ("overlapped",)
     algorithm: AllReduceAlgorithm = "default"
 
     def __post_init__(self) -> None:

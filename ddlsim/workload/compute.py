@@ -277,6 +277,20 @@ class Workload:
         return Timing(self.device, self.stack, self.batch_size, self.precision, self.flash, tensor, sequence)
 
     @property
+    def sharding_copies(self) -> tuple[float, float]:
+        """Time per byte of gradients in which fully sharded training copies gathered weights of one byte each, and
+        gradients before their reduction, in s. None is added to measured or configured step times."""
+        if self.known or not self.by_kernel or self.stack.sharding_copies == "none":
+            return 0.0, 0.0
+        element, n_params = ELEMENT_NBYTES[self.precision], self.model.gradient_nbytes(1) / self.shard[0]
+        reduced = max(1.0, round(self.gradient_nbytes / max(n_params, 1.0)))
+        rate = reduced * self.memory_bandwidth
+        if self.stack.sharding_copies == "per-parameter":
+            return 2.0 / rate, (element + reduced) / rate
+        cast = element + reduced if reduced != element else 0.0
+        return 0.0, (2.0 * element + cast + 2.0 * reduced) / rate
+
+    @property
     def memory_nbytes(self) -> float:
         """Memory capacity of the device in bytes; infinite if unknown."""
         return self.device.memory_nbytes if self.device is not None else math.inf
@@ -403,7 +417,8 @@ def make_workload(
     norms = _update_time(model, device, roofline, NORM_TRAFFIC, NORM_LAUNCHES) if optimizer in NORMS else 0.0
     if total is None:
         rule = OPTIMIZER_RULES[optimizer or "momentum"]
-        update = _update_time(model, device, roofline, rule.traffic, 0.0 if optimizer is None else rule.launches)
+        traffic = software.adam_traffic if optimizer == "adam" else rule.traffic
+        update = _update_time(model, device, roofline, traffic, 0.0 if optimizer is None else rule.launches)
         if device.launch_time > 0.0 and not isinstance(compute, PerKernel):  # a GPU
             forward, backward = launched(model, timing, (forward, backward))
     else:

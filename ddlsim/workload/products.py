@@ -114,6 +114,9 @@ UNFUSED_TRAFFIC, UNFUSED_KERNELS = (18.0, 20.0), 4
 #: share of the loss's traffic in the forward pass: of 32 bytes per logit in fp32, 18 for conversion, maximum,
 #: exponentials and their sum, and 14 in the backward pass
 LOSS_FORWARD = 18.0 / 32.0
+#: rate of FP8 products that add up in full precision (``use_fast_accum=False``) relative to others: 1,242 of 1,296
+#: TFLOP/s on an H100 (accuracy/data/stack_h100.jsonl)
+SLOW_ACCUMULATION = 0.959
 #: elements that SwiGLU moves besides its products: gate, up and their product; backward, with both gradients
 SWIGLU_TRAFFIC = (3.0, 5.0)
 #: the same for an activation with one input
@@ -457,6 +460,8 @@ def _layer_times(
         if layer.input_grad:
             backward += timing.product(Product(m, k, n, copies), precision)
         backward += timing.product(Product(k, n, m, copies), precision)
+    if timing.stack.slow_accumulation and precision == "fp8":
+        backward /= SLOW_ACCUMULATION
     element = ELEMENT_NBYTES[timing.base]
     moved = (0.0, 0.0)
     if layer.heads:

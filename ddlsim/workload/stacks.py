@@ -72,6 +72,16 @@ class Stack:
                     when weights are quantised: once per "step", or in the forward pass of every "micro-batch"
     gathers_low_precision_weights
                     whether sharded weights are gathered as operands of matrix products, in 8 bits with FP8
+    gathers_low_precision_inputs
+                    whether tensor groups gather inputs and gradients of outputs in the same way
+    slow_accumulation
+                    whether FP8 products of the backward pass add up in full precision (torchao's default)
+    tensor_overlap  how exchanges of tensor groups overlap with matrix products: as with Transformer Engine's
+                    "userbuffers", or with PyTorch's "symmetric memory" (:mod:`ddlsim.workload.tensor_overlap`)
+    sharding_copies copies in fully sharded training. "flat": gradients are joined, cast to the dtype of their reduction
+                    and divided (FSDP1). "per-parameter": weights are copied out of the gathered buffer, and gradients
+                    into the buffer that is reduced (FSDP2). "none": none
+    adam_traffic    bytes per parameter that Adam's update moves; 28 in one fused kernel
     replicas_last   whether replicas of sharded weights sum their gradients only after the backward pass
     loss_nbytes     bytes per logit at the memory peak of the loss
     sharded_loss_nbytes
@@ -121,6 +131,11 @@ class Stack:
     accumulation_traffic: tuple[NotNegative, NotNegative] | None = None
     quantised_weights: Annotated[str, one_of("step", "micro-batch")] = "step"
     gathers_low_precision_weights: bool = False
+    gathers_low_precision_inputs: bool = False
+    slow_accumulation: bool = False
+    tensor_overlap: Annotated[str, one_of("userbuffers", "symmetric memory")] = "userbuffers"
+    sharding_copies: Annotated[str, one_of("none", "flat", "per-parameter")] = "none"
+    adam_traffic: Positive = 28.0
     replicas_last: bool = False
     loss_nbytes: Positive = 4.0
     sharded_loss_nbytes: Positive = 4.0

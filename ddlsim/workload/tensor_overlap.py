@@ -14,6 +14,12 @@ initialize_ub) have three methods:
 The latter two occupy 16 multiprocessors. Chunks run on three streams, so that the next one uses the multiprocessors
 left idle by the last wave of tiles (comm_gemm_overlap.cpp, split_overlap_ag): n chunks take as long as the whole
 product.
+
+PyTorch's async tensor parallelism ("symmetric memory"; torch/distributed/_symmetric_memory) has one method, a
+"ring_exchange" by copy engines, also of the last products' output, whose parts each rank sums at the end. The compiler
+uses it for products whose result is scattered as it is (torch/_inductor/fx_passes/micro_pipeline_tp.py,
+``_find_producer_matmul``). The gradients of the inputs of attention and gated MLPs are sums of several products, so
+their reduce-scatters do not overlap.
 """
 
 from __future__ import annotations
@@ -77,12 +83,19 @@ def layer_overlaps(workload: Workload, i: int, role: str, forward: Floats, tenso
         return OverlappedProduct(method, chunks, whole, whole * left)
 
     of_input, of_weights = [Product(m, k, n) for m, n, k, *_ in first], [Product(k, n, m) for m, n, k, *_ in first]
+    of_output = [Product(m, k, n) for m, n, k, *_ in last]
+    if workload.stack.tensor_overlap == "symmetric memory" and workload.by_kernel:
+        enters, leaves, again, gradient = (
+            beside(RING_EXCHANGE, tensor, each) for each in (first, last, of_output, of_input)
+        )
+        sole = workload.model.layers[i].type == "dense"  # the only product of its input
+        return LayerOverlaps(enters, None, gradient if sole else None, leaves, again)
     return LayerOverlaps(
         enters=beside(RING_EXCHANGE, tensor, first),
         again=beside(BULK, 1, of_input),
         enters_gradient=beside(BULK, 1, of_weights),
         leaves=beside(PIPELINE, PIECES, last),
-        leaves_gradient=beside(RING_EXCHANGE, tensor, [Product(m, k, n) for m, n, k, *_ in last]),
+        leaves_gradient=beside(RING_EXCHANGE, tensor, of_output),
     )
 
 

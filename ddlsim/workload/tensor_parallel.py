@@ -24,7 +24,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Memory, holding_of, memory_of
 from ddlsim.workload.model import Layer, Model
-from ddlsim.workload.precision import ELEMENT_NBYTES
+from ddlsim.workload.precision import ELEMENT_NBYTES, LOW_PRECISIONS
 from ddlsim.workload.products import Floats, kernel_times, score_times
 from ddlsim.workload.roles import (
     ATTENTION,
@@ -127,6 +127,8 @@ def tensor_parallel(
     overlaps = [
         layer_overlaps(whole, i, role, rank.forward, tensor) if role in split else apart for i, role in enumerate(kinds)
     ]
+    if tp_comm_overlap and whole.by_kernel and whole.stack.tensor_overlap == "symmetric memory":
+        rank = dataclasses.replace(rank, forward=rank.forward + _sums(whole, kinds, tensor))
     backward = rank.backward + _again(whole, rank.forward, recompute, tensor)
     waiting = np.zeros_like(rank.forward)
     waiting[0] = workload.wait
@@ -222,6 +224,17 @@ def _again(workload: Workload, forward: Floats, recompute: str, tensor: int) -> 
     return again
 
 
+def _sums(workload: Workload, kinds: Sequence[str], tensor: int) -> Floats:
+    """Return the time in which a rank sums the ranks' parts of each layer's output, which it has received, in s."""
+    nbytes = (1.0 + 1.0 / tensor) * ELEMENT_NBYTES[workload.precision] * workload.batch_size
+    outputs = [
+        math.prod(layer.out_shape) if role in (ATTENTION, ROW) else 0
+        for layer, role in zip(workload.model.layers, kinds, strict=True)
+    ]
+    seconds: Floats = nbytes * np.array(outputs) / workload.memory_bandwidth
+    return seconds
+
+
 def _last_product(layers: Sequence[Layer], first: int, end: int) -> int:
     """Return the last layer of a transformer layer that is not a sum."""
     return max(i for i in range(first, end) if layers[i].type != "add")
@@ -251,6 +264,9 @@ def _collectives(
 ) -> tuple[Collective, ...]:
     """Return the exchanges of the forward pass, layer by layer, then those of the backward pass in reverse order."""
     layers, element, batch = workload.model.layers, ELEMENT_NBYTES[workload.precision], workload.batch_size
+    gathered = element
+    if workload.stack.gathers_low_precision_inputs and workload.precision in LOW_PRECISIONS and workload.by_kernel:
+        gathered = LOW_PRECISIONS[workload.precision].operand
     again, stops = np.zeros(len(layers), dtype=np.bool_), set[int]()
     for first, end in blocks(layers):
         again[first:end] = recompute in ("full", "early-stop")
@@ -270,13 +286,13 @@ def _collectives(
         phases: tuple[Pass, ...] = ("forward", "backward") if again[i] and i not in stops else ("forward",)
         if opens and sequence:
             for phase in phases:
-                add(phase, ALL_GATHER, entering, i, overlaps[i].enters)
+                add(phase, ALL_GATHER, gathered / element * entering, i, overlaps[i].enters)
             if not again[i] and not kept:
-                add("backward", ALL_GATHER, entering, i, overlaps[i].again)
+                add("backward", ALL_GATHER, gathered / element * entering, i, overlaps[i].again)
         for phase in phases if closes else ():
             add(phase, REDUCE_SCATTER if sequence else ALL_REDUCE, leaving, i, overlaps[i].leaves)
         if closes and sequence:
-            add("backward", ALL_GATHER, leaving, i, overlaps[i].leaves_gradient)
+            add("backward", ALL_GATHER, gathered / element * leaving, i, overlaps[i].leaves_gradient)
         if opens:
             add("backward", REDUCE_SCATTER if sequence else ALL_REDUCE, entering, i, overlaps[i].enters_gradient)
         if role == VOCABULARY and layer.type.endswith("embedding"):

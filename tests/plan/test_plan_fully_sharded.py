@@ -7,12 +7,13 @@ from plan_examples import changed, with_value, without, workload
 from split_models import chain
 from unrolled import fully_sharded, sharded
 
-from ddlsim import ConfigError
+from ddlsim import ConfigError, PerKernel, load_device, load_model
 from ddlsim.cluster import load_cluster, star
 from ddlsim.network import Network
 from ddlsim.plan.execute import Run
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, BACKWARD, BROADCAST, FORWARD, REDUCE_SCATTER, UPDATE
 from ddlsim.plan.schedules import Schedules
+from ddlsim.workload.compute import make_workload
 
 
 def units(rng, n, **more):
@@ -52,6 +53,21 @@ def bytes_of_ranks(plan, n):
     Run(plan, network, nodes, Schedules(plan, "ring", cluster, nodes)).to_end()
     out = [cluster.link_channel[cluster.link_src == node] for node in nodes]
     return np.array([network.channel_nbytes[channels].sum() for channels in out])
+
+
+@pytest.mark.parametrize(("stack", "reduced", "forward", "backward"), [
+    ("torchtitan", "fp32", 4, 4 + 6), ("torchtitan", "bf16", 4, 4 + 4),
+    ("fsdp-eager", "fp32", 0, 4 + 6 + 8), ("fsdp-eager", "bf16", 0, 4 + 4), ("deepspeed", "bf16", 0, 0),
+])  # fmt: skip
+def test_copies_of_weights_and_gradients(stack, reduced, forward, backward):
+    """Bytes of each parameter that are copied after a gather and before a sum."""
+    options = {"compute": PerKernel(), "stack": stack, "gradient_dtype": reduced}
+    work = make_workload(load_model("gpt2"), load_device("h100"), 4, precision="bf16", **options)
+    one, two = (fully_sharded(work, n, no_sync=False) for n in (1, 2))
+    n_params = work.model.n_params
+    for kind, nbytes in ((FORWARD, forward), (BACKWARD, backward)):
+        alone, shared = (plan.seconds[(plan.kind == kind) & (plan.rank == 0)].sum() for plan in (one, two))
+        assert shared - alone == pytest.approx(nbytes * n_params / work.memory_bandwidth, rel=1e-9)
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])

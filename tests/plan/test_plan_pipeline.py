@@ -1,5 +1,6 @@
 """Pipelines as plans: closed forms, longest paths, zero-bubble orders, memory, proofs and what they refuse."""
 
+import itertools
 import re
 
 import numpy as np
@@ -184,6 +185,48 @@ def test_stages_that_wait_for_their_messages(p, m, p2p):
     assert seconds == pytest.approx(blocking(one_f_one_b(p, m), f, g, one, p2p), rel=1e-9)
     assert plans["overlapped"].execute(cluster).seconds <= plans["exchange"].execute(cluster).seconds
     assert plans["exchange"].execute(cluster).seconds < plans["in turns"].execute(cluster).seconds
+
+
+def in_step(p, m, v, seconds):
+    """Return when PyTorch's ranks have executed their table of interleaved 1F1B: in each row, a rank that sends waits
+    for the rank that receives, and the other way round."""
+    table, stages = [], p * v
+    for rank, passes in enumerate(interleaved(p, m, v)):
+        warmup = min((v - 1) * p + 2 * (p - 1 - rank), m * v)
+        forward, rest = [None] * rank + passes[:warmup], passes[warmup:]
+        alternating = rest[: 2 * (m * v - warmup)]
+        cooldown = [each for last in rest[len(alternating) :] for each in (None, last)]
+        table.append(forward + [None] * (stages + 2 * (p - 1 - rank) - len(forward)) + alternating + cooldown)
+    now = [0.0] * p
+    for row in itertools.zip_longest(*table):
+        now = [now[rank] + (seconds[each.kind, each.chunk] if each else 0.0) for rank, each in enumerate(row)]
+        met = list(now)
+        for rank, each in enumerate(row):
+            to = -1 if each is None else each.chunk + (1 if each.kind == "F" else -1)
+            if 0 <= to < stages:
+                for one in (rank, to % p):
+                    met[one] = max(met[one], now[rank], now[to % p])
+        now = met
+    return max(now)
+
+
+@pytest.mark.parametrize(("p", "m", "v"), [(2, 2, 2), (4, 4, 2), (4, 8, 3)])
+def test_stages_in_step(p, m, v):
+    """The last stages of a real model are unequal: then ranks also wait for tensors that they do not need yet."""
+    rng = np.random.default_rng(p + m)
+    f, g = rng.uniform(1.0, 2.0, p * v), rng.uniform(2.0, 4.0, p * v)
+    chunks, cluster = chunks_at(chain(f, g), range(1, p * v)), star(p, bandwidth=1e15, latency=0.0)
+    plans = {each: pipeline(chunks, Mesh(pipeline=p), m, p2p=each) for each in ("exchange", "in step")}
+    plans["in step"].check()
+    seconds = {("F", i): f[i] for i in range(p * v)} | {("B", i): g[i] for i in range(p * v)}
+    took = plans["in step"].execute(cluster).seconds
+    assert took == pytest.approx(in_step(p, m, v, seconds), rel=1e-9)
+    assert took > plans["exchange"].execute(cluster).seconds
+
+
+def test_steps_are_for_several_chunks_per_stage():
+    with pytest.raises(ConfigError, match="p2p = 'in step': needs order '1f1b' and several chunks per stage"):
+        pipeline(equal(2), Mesh(pipeline=2), 4, p2p="in step")
 
 
 def test_turns_are_for_one_chunk_per_stage():

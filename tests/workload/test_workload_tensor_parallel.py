@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,6 +93,44 @@ def test_what_travels_beside_products(recompute: str) -> None:
     # 16 of the 108 multiprocessors communicate: 64 x 3 tiles are three waves of 92 in the place of two of 108
     assert out.counted == product_time(Product(8 * 1024, 768, 768 / 4), A100, "fp16")
     assert out.slowed == pytest.approx(out.counted * 3 / 2, rel=1e-12)
+
+
+@pytest.mark.parametrize(("model", "gated"), [("llama-3-8b", True), ("gpt2", False)])
+def test_what_travels_beside_products_in_pytorch(model: str, gated: bool) -> None:
+    """The input's gradient of attention and of gated MLPs is a sum of products, which the compiler does not overlap.
+    FP8 halves what is gathered, and ranks sum the parts that they receive."""
+    loaded, stack = load_model(model), replace(load_stack("torchtitan-compile"), name="async")
+    options: dict[str, Any] = {"compute": PerKernel(), "precision": "fp8", "stack": stack}
+    work = make_workload(loaded, load_device("h100"), 2, **options)
+    plain = tensor_parallel(work, 4, sequence=True)
+    beside = tensor_parallel(work, 4, sequence=True, tp_comm_overlap=True)
+    first, end = blocks(loaded.layers)[3]
+    inside = [each for each in beside.collectives if first <= each.layer < end]
+    exposed = [each.kind for each in inside if each.beside is None]
+    assert exposed == ["reduce_scatter"] * (2 if gated else 1)
+    assert {each.beside.method for each in inside if each.beside} == {"ring_exchange"}
+    length, width = loaded.layers[first].out_shape
+    assert {(each.kind, each.nbytes) for each in inside} == {
+        ("all_gather", 2.0 * length * width), ("reduce_scatter", 4.0 * length * width)
+    }  # fmt: skip
+    sums = beside.workload.forward[first:end].sum() - plain.workload.forward[first:end].sum()
+    assert sums == pytest.approx(2 * 4.0 * length * width * 5 / 4 / work.memory_bandwidth, rel=1e-9)
+
+
+def test_fp8_products_of_the_backward_pass_add_up_in_full_precision() -> None:
+    """Both products of a dense layer take 1 / 0.959 times as long; nothing else does."""
+    loaded, h100 = load_model("llama-3-8b"), load_device("h100")
+    times = [
+        kernel_times(loaded, Timing(h100, replace(load_stack("torchtitan"), slow_accumulation=slow), 2, "fp8", True))
+        for slow in (False, True)
+    ]
+    assert np.array_equal(times[0][0], times[1][0])
+    i = next(i for i, layer in enumerate(loaded.layers) if layer.type == "swiglu" and layer.block > 0)
+    ((m, n, k, *_),) = layer_products(loaded.layers[i], "column", 2)
+    share = load_stack("torchtitan").gemm
+    products = sum(product_time(each, h100, "fp8", share) for each in (Product(m, k, n), Product(k, n, m)))
+    assert times[1][1][i] - times[0][1][i] == pytest.approx(products * (1 / 0.959 - 1), rel=1e-9)
+    assert times[1][1][-1] == times[0][1][-1]  # the output layer is in bf16
 
 
 def test_products_of_unknown_kernels_are_their_flops_share() -> None:
