@@ -41,8 +41,11 @@ __all__ = ["left_out", "rows", "server_rows", "server_table", "training_rows", "
 MODEL = DATA / "lenet-like.toml"
 BATCH = 128
 LAYERS = ("conv1", "conv2", "fc1", "fc2")
-DRAWS = 8  # of the calibration, for asynchronous servers
+DRAWS = 32  # of the calibration and of windows, for asynchronous servers
 WARM_UP = 0.15  # of a run, before rates and staleness are counted
+#: bytes in flight of a BBR connection with data to send: median, and standard deviation of their logarithm, over
+#: messages of runs that are no rows (README of the data)
+WINDOW, WINDOW_SPREAD = 52 * 1448, 0.43
 
 
 @dataclass(frozen=True)
@@ -194,25 +197,34 @@ def server_strategy(row: Measurement) -> Strategy:
 
 
 def drawn_clusters(row: Measurement) -> list[Cluster]:
-    """Return a row's cluster with parameters drawn from what their calibration is unsure about.
+    """Return a row's cluster with windows, and with parameters drawn from what their calibration is unsure about.
 
     Which of several workers is served first depends on milliseconds, and what follows on that: a thousandth of the
     rate moves the updates of a run by up to 5 %, so the mean of several is the prediction.
     """
     found, cluster = calibration(row.mbps)[0], queued(cluster_of(row, row.n + 1))
     uncertain, source = dataclasses.replace(found, cluster=cluster), np.random.default_rng(0)
-    return [uncertain.sampled(source) for _ in range(DRAWS)]
+    return [uncertain.sampled(source).sampled(seed) for seed in range(DRAWS)]
 
 
 def queued(cluster: Cluster) -> Cluster:
     """Return a cluster whose links serve bytes in the order of their arrival, with the windows of its connections.
 
-    The rows ran BBR (README of the data), which keeps a few bursts under way. On so short paths a burst is one buffer
-    of segmentation offload, 64 KiB (tcp_tso_autosize in Linux' net/ipv4/tcp_output.c).
+    The rows ran BBR (README of the data), whose windows differ between messages. Acknowledgements wait behind data, as
+    the token buckets of the hosts' links serve all bytes in one queue.
     """
     assert cluster.details is not None
     kept = cluster.details.of(0).written()
-    return with_detail(cluster, **kept, sharing="fifo", transport="tcp-bbr", warm=True, window="64 KiB")
+    return with_detail(
+        cluster,
+        **kept,
+        sharing="fifo",
+        transport="tcp-bbr",
+        warm=True,
+        queued_acks=True,
+        window=WINDOW,
+        window_spread=WINDOW_SPREAD,
+    )
 
 
 def server_table(folder: Path = DATA) -> Table:

@@ -197,7 +197,8 @@ def resize(images: Floats, height: int, width: int) -> Floats:
     """
     rows, columns = _weights(images.shape[2], height), _weights(images.shape[3], width)
     # not with BLAS, whose sums depend on the processor
-    return np.einsum("ncil,jl->ncij", np.einsum("ik,nckl->ncil", rows, images), columns)
+    resized: Floats = np.einsum("ncil,jl->ncij", np.einsum("ik,nckl->ncil", rows, images), columns)
+    return resized
 
 
 @functools.lru_cache(maxsize=32)

@@ -164,9 +164,8 @@ def inject(net: View, slot):  # type: ignore[no-untyped-def]
         transport = net.transports[net.slots[slot].route]
         window = transport.window
         if transport.window_spread > 0.0:
-            connection = transport.connection
-            net.connections[connection].seq += 1
-            key = (net.link_seed * PRIME + connection) * PRIME + net.connections[connection].seq
+            net.connections[transport.connection].seq += 1
+            key = (net.link_seed * PRIME + transport.connection) * PRIME + net.connections[transport.connection].seq
             window *= math.exp(transport.window_spread * deviate(key))
     if net.shaped == 1 and net.frames[net.slots[slot].route].header > 0.0:
         frame = net.frames[net.slots[slot].route]

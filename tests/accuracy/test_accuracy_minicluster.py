@@ -106,18 +106,23 @@ def test_update_rates_of_servers_with_exponential_workers() -> None:
 def test_staleness_of_servers_with_exponential_workers() -> None:
     found = [row for row in servers() if " exp " in row.case and row.unit == "updates"]
     assert len(found) == 7
-    assert max(abs(row.error) for row in found) <= 0.02
+    assert max(abs(row.error) for row in found) <= 0.035
     assert all(int(row.note.split()[-1].rstrip("%")) >= 80 for row in found)
 
 
 def test_update_rates_of_servers_without_assumed_starts() -> None:
-    """Workers of equal speed begin together and separate in the server's queue, if its link is not full."""
+    """Workers of equal speed begin together and separate in the server's queue.
+
+    BBR's windows are those of other configurations. When a message has its links to itself, BBR keeps fewer bytes
+    waiting than a window, so workers with small messages are predicted too slow.
+    """
     rates = [row for row in servers() if row.unit == "1/s"]
     assert len(rates) == 13
-    assert statistics.mean(abs(row.error) for row in rates) <= 0.05
+    assert statistics.mean(abs(row.error) for row in rates) <= 0.03
+    assert max(abs(row.error) for row in rates) <= 0.08
     light = [row for row in rates if "fixed" in row.case and "async" in row.case and "419" in row.what]
     assert len(light) == 2
-    assert max(abs(row.error) for row in light) <= 0.02
+    assert max(abs(row.error) for row in light) <= 0.05
 
 
 def test_every_bound_is_there_for_a_reason() -> None:
