@@ -163,9 +163,9 @@ it improves.
 - Two choices are based on additional measurements of pushes between namespaces: which windows matter in an incast
   (`incast.csv`), and how often BBR times out (longer pushes, `incast_bbr.csv`).
 - Windows of BBR that vary between messages, and acknowledgements that wait behind data, were modelled when the rows of
-  servers were known. The windows come from ten other configurations of servers, which are predicted within 2.9 instead of
-  11.1 %. They lower the mean error of the 13 update rates from 4.6 to 2.7 %, but four workers with small messages become
-  4.5 instead of 1.6 % too slow.
+  servers were known. The windows come from ten other configurations of servers, which are predicted within 2.9 instead
+  of 11.1 %. They lower the mean error of the 13 update rates from 4.6 to 2.7 %, but four workers with small messages
+  become 4.5 instead of 1.6 % too slow.
 - Links serve messages in order of arrival, with two exceptions, which share links fairly. Answers of servers are handed
   over in pieces by several threads in turns. For messages to two neighbours, the source does not describe the order;
   fair sharing was chosen because it reduces the mean error from 15.6 to 5.0 %. A limit of 128 KiB per connection in the
