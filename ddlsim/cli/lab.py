@@ -106,10 +106,16 @@ def _cells(comparison: Comparison, as_json: bool) -> dict[str, object]:
 
     row = comparison.row
     if as_json:
-        times = {"measured_s": row.median_s, "min_s": row.min_s, "max_s": row.max_s}
-        predicted = {"predicted_s": comparison.predicted, "error": comparison.error}
-        about = {"operation": comparison.label, "nbytes": row.nbytes}
-        return {**about, **times, "n_repetitions": row.n_repetitions, **predicted}
+        return {
+            "operation": comparison.label,
+            "nbytes": row.nbytes,
+            "measured_s": row.median_s,
+            "min_s": row.min_s,
+            "max_s": row.max_s,
+            "n_repetitions": row.n_repetitions,
+            "predicted_s": comparison.predicted,
+            "error": comparison.error,
+        }
     assert row.min_s is not None
     assert row.max_s is not None
     return {

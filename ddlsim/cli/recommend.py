@@ -53,8 +53,8 @@ def fits(
     """
     split: dict[str, Any] = {"zero": zero, "shards": shards, "tensor": tensor, "sequence": sequence}
     split |= {"pipeline": pipeline, "micro_batches": micro_batches, "interleave": interleave}
-    memory: dict[str, Any] = {"recompute": recompute, "stack": stack, "flash": flash, "offload": offload}
-    memory["workspace"] = workspace
+    memory: dict[str, Any] = {"recompute": recompute, "stack": stack, "flash": flash}
+    memory |= {"offload": offload, "workspace": workspace}
     fit = ddlsim.fits(model, device, batch_size, precision, optimizer, gradient_dtype=gradients, **split, **memory)
     typer.echo(json.dumps(fit.to_dict(), indent=1) if as_json else str(fit))
 
@@ -172,8 +172,11 @@ def _priced(clusters: list[Any], prices: list[str]) -> list[ddlsim.Cluster]:
             f"cluster{'' if len(loaded) == 1 else 's'}; set it once for all clusters, or once per cluster in the "
             "same order"
         )
-    prices = prices * len(loaded) if len(prices) == 1 else prices
-    return [priced(cluster, price) for cluster, price in zip(loaded, prices, strict=True)] if prices else loaded
+    if not prices:
+        return loaded
+    if len(prices) == 1:
+        prices = prices * len(loaded)
+    return [priced(cluster, price) for cluster, price in zip(loaded, prices, strict=True)]
 
 
 def _counts(option: str, text: str | None, least: int = 1) -> list[int] | None:
