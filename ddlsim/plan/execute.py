@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddlsim.cluster import Cluster, load_cluster
-from ddlsim.collectives import Collective
+from ddlsim.collectives import Collective, Schedule
 from ddlsim.errors import DeadlockError
 from ddlsim.network import Network
 from ddlsim.network.executor import Executor
@@ -120,11 +120,16 @@ def execute(
     if len(places) > 1:
         loaded.check_connected(places)
     schedules = Schedules(plan, algorithm, loaded, places, rank_order)
-    return Execution(plan, *_times(plan, Network(loaded), places, schedules))
+    return Execution(plan, *run_to_end(plan, Network(loaded), places, schedules))
 
 
-def _times(plan: Plan, network: Network, nodes: Ints, schedules: Schedules) -> tuple[Floats, Floats]:
-    """Execute all tasks; return the start and end of every row in s, (n,) each."""
+def run_to_end(
+    plan: Plan, network: Network, nodes: Ints, schedules: Callable[[int, int, float], Schedule]
+) -> tuple[Floats, Floats]:
+    """Execute all tasks; return the start and end of every row in s, (n,) each.
+
+    schedules  (kind of collective, group, bytes) -> its schedule
+    """
     sizes, group, kind = key_sizes(plan)
 
     def collective(keys: list[int]) -> int:

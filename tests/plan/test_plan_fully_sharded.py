@@ -10,7 +10,7 @@ from unrolled import fully_sharded, sharded
 from ddlsim import ConfigError, PerKernel, load_device, load_model
 from ddlsim.cluster import load_cluster, star
 from ddlsim.network import Network
-from ddlsim.plan.execute import Run
+from ddlsim.plan.execute import run_to_end
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, BACKWARD, BROADCAST, FORWARD, REDUCE_SCATTER, UPDATE
 from ddlsim.plan.schedules import Schedules
 from ddlsim.workload.compute import make_workload
@@ -50,7 +50,7 @@ def bytes_of_ranks(plan, n):
     cluster = load_cluster(star(n, bandwidth=1e9, latency=0.0))
     network = Network(cluster)
     nodes = cluster.workers[:n]
-    Run(plan, network, nodes, Schedules(plan, "ring", cluster, nodes)).to_end()
+    run_to_end(plan, network, nodes, Schedules(plan, "ring", cluster, nodes))
     out = [cluster.link_channel[cluster.link_src == node] for node in nodes]
     return np.array([network.channel_nbytes[channels].sum() for channels in out])
 

@@ -15,7 +15,7 @@ from unrolled import hybrid
 from ddlsim import ConfigError, Hybrid, load_cluster, load_model, simulate
 from ddlsim.cluster import star
 from ddlsim.network import Network
-from ddlsim.plan.execute import Run
+from ddlsim.plan.execute import run_to_end
 from ddlsim.plan.hybrid import split_factors
 from ddlsim.plan.layouts import Layout, balanced_layout, layout_of, sizes, splittable
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, KINDS, REDUCE_SCATTER, Plan
@@ -141,7 +141,7 @@ def test_plans_are_proved_and_the_network_counts_what_the_formula_says(chain: Mo
     result = simulate(cluster, chain, strategy, batch_size=5 * n, steps=4, warmup=0, device="xeon-e5-2698v3")
     plan = plan_of(strategy, result.workloads)
     network, nodes = Network(cluster), np.arange(n)
-    Run(plan, network, nodes, Schedules(plan, "ring", cluster, nodes)).to_end()
+    run_to_end(plan, network, nodes, Schedules(plan, "ring", cluster, nodes))
     inputs, weights = sizes(chain, 5 * n, 4.0, 4.0)
     received = n * layout.received(inputs, weights, 5 * n)
     assert network.nbytes_sent == pytest.approx(received, rel=1e-9, abs=1e-9)

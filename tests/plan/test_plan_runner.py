@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from draws import seeds
 from plan_examples import random_plan, workload
-from reference_runner import ReferenceRun
+from reference_runner import reference_run
 from unrolled import data_parallel
 
 import ddlsim
@@ -17,7 +17,7 @@ from ddlsim.cluster import star
 from ddlsim.collectives import build
 from ddlsim.network import Network
 from ddlsim.plan import KINDS, Draft, FusedQueue, Lane, PriorityQueue, read_goal
-from ddlsim.plan.execute import Run
+from ddlsim.plan.execute import run_to_end
 from ddlsim.plan.schedules import MemberSchedules
 from ddlsim.workload.buckets import ddp_buckets, per_layer
 
@@ -27,7 +27,7 @@ execution = importlib.import_module("ddlsim.plan.execute")
 
 def same(plan, monkeypatch, cluster=SWITCH, algorithm="ring", **more):
     compiled = plan.execute(cluster, algorithm, **more)
-    monkeypatch.setattr(execution, "Run", ReferenceRun)
+    monkeypatch.setattr(execution, "run_to_end", reference_run)
     expected = plan.execute(cluster, algorithm, **more)
     assert expected.seconds > 0.0
     assert compiled.start.tolist() == expected.start.tolist()
@@ -97,9 +97,9 @@ def test_the_network_has_carried_the_same():
     nodes = cluster.workers[:24]
     schedule = build("hierarchical", 24, 1e6, cluster.host_of[nodes].tolist())
     networks = []
-    for runner in (Run, ReferenceRun):
+    for run in (run_to_end, reference_run):
         networks.append(Network(cluster, record=True))
-        runner(plan, networks[-1], nodes, lambda kind, group, nbytes: schedule).to_end()
+        run(plan, networks[-1], nodes, lambda kind, group, nbytes: schedule)
     compiled, expected = networks
     assert compiled.n_messages == expected.n_messages > 0
     assert compiled.now == expected.now
