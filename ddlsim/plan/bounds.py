@@ -419,7 +419,13 @@ class StepGraph:
         check_exchanges(template)
         self.template, self._order = template, Order(template)
         self._before, self._later = self._order.ends_after
-        self._begins = np.searchsorted(template.step, np.arange(template.n_steps + 1))
+        self._rows = np.split(
+            np.argsort(template.step, kind="stable"),
+            np.cumsum(np.bincount(template.step, minlength=template.n_steps))[:-1],
+        )
+        self._place = np.empty(len(template), dtype=np.int64)
+        for rows in self._rows:
+            self._place[rows] = np.arange(len(rows))
         self._steps: dict[int, _Step] = {}
         self._inside: dict[tuple[bytes, ...], _Step] = {}
         self._works = np.ones(template.n_ranks, dtype=np.bool_)
@@ -433,8 +439,7 @@ class StepGraph:
         return self._steps[number]
 
     def _new(self, number: int) -> _Step:
-        template, place = self.template, np.arange(len(self.template)) - self._begins[self.template.step]
-        rows = np.arange(*self._begins[number : number + 2])
+        template, rows, place = self.template, self._rows[number], self._place
         own = template.step[self._later] == number
         later, before = self._later[own], self._before[own]
         back = number - template.step[before]
