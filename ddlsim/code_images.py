@@ -247,7 +247,7 @@ class _Caller:
         self.builder.ret(self._python(_OBJECT, "PyObject_Vectorcall", own, given, n, _NULL))
 
     def write_addressed(self) -> None:
-        """Write ``ddlsim_address``, called by :mod:`ddlsim.network.pointers`: numba's values, and no status."""
+        """Write ``ddlsim_address``, called by :mod:`ddlsim.network.view`: numba's values, and no status."""
         kinds = [self.context.get_value_type(argument) for argument in self.arguments]
         returns = ir.VoidType() if self.result == types.none else self.context.get_value_type(self.result)
         function = ir.Function(self.module, ir.FunctionType(returns, kinds), "ddlsim_address")

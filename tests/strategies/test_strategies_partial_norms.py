@@ -40,7 +40,7 @@ def test_what_norms_take(name):
     """The norms of a share, and all-reduces of 8 bytes for each tensor that others have parts of, before the update."""
     runs = [
         simulate("office-1gbe", "digits-cnn", SPLIT[name], 32 if name != "sharded" else 8, 4, optimizer=each, steps=2,
-                 device="v100", compute=ddlsim.Roofline())
+                 device="v100", stack="pytorch", compute=ddlsim.Roofline())
         for each in (("lars", "momentum") if name in ("full", "pipeline") else ("lamb", "adam"))
     ]  # fmt: skip
     plan, bare = (run.plan for run in runs)

@@ -32,7 +32,7 @@ from ddlsim.jobs import Jobs
 from ddlsim.learning import Learner
 from ddlsim.learning.monitor import Row
 from ddlsim.network.state import Ints
-from ddlsim.report.trace import _events, _part
+from ddlsim.report.trace import _Part
 from ddlsim.run import run
 from ddlsim.run.costs import _computed
 from ddlsim.runtime.servers import server_nodes
@@ -341,7 +341,7 @@ def _check_repeated(result, again):
             shown = sum(span.end - span.start for span in own if span.kind == kind)
             assert math.isclose(shown, booked, rel_tol=1e-9, abs_tol=1e-12), (rank, kind)
     ends = defaultdict(float)
-    for event in _events(again, _part(again, whole=True), whole=True):
+    for event in _Part(again, whole=True).events():
         if event["ph"] == "X":
             place = event["pid"], event["tid"]
             assert event["ts"] >= ends[place] * (1.0 - 1e-12) - 1e-6, event
