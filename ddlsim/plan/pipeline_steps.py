@@ -386,9 +386,7 @@ def _between(
         back = np.flatnonzero(same & (passes.kind[:-1] == 1) & (passes.kind[1:] == 0) & (sent[:-1] >= 0))
         back = back[needed[back + 1] >= 0]
         pairs.append((sent[back], needed[back + 1]))
-    if (
-        p2p == "in step"
-    ):  # a rank waits for a tensor even if its next pass does not need it, and the sender for the rank
+    if p2p == "in step":  # a rank waits for a tensor that its next pass does not need, and the sender for that rank
         steps = _time_steps(passes, n_chunks)
         place, receiver = passes.rank * (1 + steps.max()) + steps, to % len(passes)
         after = np.searchsorted(place, receiver * (1 + steps.max()) + steps[left], side="right")
@@ -400,8 +398,11 @@ def _between(
 
 
 def _time_steps(passes: PassOrder, n_chunks: int) -> Ints:
-    """Return the row of each pass in the table by which PyTorch's ranks execute interleaved 1F1B, (n_passes,): a column
-    per rank, in which forward and backward passes alternate once all ranks have had the first micro-batches."""
+    """Return the row of each pass in the table by which PyTorch's ranks execute interleaved 1F1B, (n_passes,).
+
+    The table has a column per rank, in which forward and backward passes alternate once all ranks have had the first
+    micro-batches (torch/distributed/pipelining/schedules.py, ``ScheduleInterleaved1F1B``).
+    """
     ranks = np.arange(len(passes))[:, None]
     kind = passes.kind.reshape(len(passes), -1)
     nth = np.where(kind == 0, np.cumsum(kind == 0, axis=1), np.cumsum(kind > 0, axis=1)) - 1

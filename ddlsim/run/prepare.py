@@ -512,8 +512,8 @@ def _with_pace(
     pace = Spread(measured_on=stack.measured_on)
     slower = percent(pace.relative_times(n)[0] - 1.0)
     note = (
-        f"the slowest of {n:,} devices is assumed to be {slower} slower than that of the {stack.measured_on} on which "
-        f"stack {stack.name} was measured; set speed=Spread(0) for equal devices"
+        f"the slowest of {n:,} devices is assumed to be {slower} slower than the slowest of the {stack.measured_on} on "
+        f"which stack {stack.name} was measured; set speed=Spread(0) for equal devices"
     )
     return experiment.with_(speed=pace), (note,)
 

@@ -184,7 +184,7 @@ def test_stacks_measured_on_one_machine_have_the_pace_of_the_slowest_device(n, s
     settings = {"strategy": ddlsim.Parallel(data=n), "batch_size": n, "steps": 1, "warmup": 0} | settings
     result = ddlsim.simulate("selene+n_leaves=8", "megatron+dim=1024+layers=2+heads=16", workers=n, **settings)
     assert result.experiment.speed == pace
-    noted = any("16 devices is assumed to be 0.5 % slower than that of the 8" in note for note in result.notes)
+    noted = any("16 devices is assumed to be 0.5 % slower than the slowest of the 8" in note for note in result.notes)
     assert noted == (pace == Spread(measured_on=8))
 
 
