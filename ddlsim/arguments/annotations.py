@@ -29,18 +29,32 @@ _PLAIN = {
 }
 
 
+#: the type of `type` statements; NumPy 2.5 makes `NDArray` and `ArrayLike` with them on Python 3.12 and later
+_ALIAS: Any = getattr(typing, "TypeAliasType", ())
+
+
+def _without_alias(annotation: Any) -> Any:
+    """Return what a `type` statement stands for, with its parameters filled in; other annotations as they are."""
+    if isinstance(annotation, _ALIAS):
+        return annotation.__value__
+    if isinstance(origin := typing.get_origin(annotation), _ALIAS):
+        return origin.__value__[typing.get_args(annotation)]
+    return annotation
+
+
 @functools.cache
 def rule_of(annotation: Any) -> Rule | None:
     """Return what a type asks for; None if everything is welcome."""
-    if isinstance(annotation, typing.TypeAliasType if hasattr(typing, "TypeAliasType") else ()):
-        return rule_of(annotation.__value__)
+    if annotation == npt.ArrayLike:
+        return None
+    annotation = _without_alias(annotation)
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in _PLAIN:
         return _PLAIN[annotation]
     if origin is Annotated:
         return _narrowed(inner[0], inner[1:])
     if origin in (typing.Union, types.UnionType):
-        return None if annotation == npt.ArrayLike else _any_of(inner)
+        return _any_of(inner)
     if origin is Literal:
         return one_of(*inner)
     if origin is tuple and len(inner) and inner[-1] is not Ellipsis:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 
@@ -43,11 +43,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
 def _dtypes() -> dict[str, Any]:
     """Return the data type of each array, from the annotations of `Net`."""
     hints = get_type_hints(Net, include_extras=True)
-    return {
-        name: hint.__metadata__[0] if get_origin(hint) is Annotated else get_args(get_args(hint)[1])[0]
-        for name, hint in hints.items()
-        if name not in ("counts", "reals")
-    }
+    return {name: hint.__metadata__[0] for name, hint in hints.items() if name not in ("counts", "reals")}
 
 
 def _grown(net: Net, n: int, *names: str) -> Net:

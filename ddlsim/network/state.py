@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeAlia
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
-Entries = npt.NDArray[np.uint32]
-Words = npt.NDArray[np.uint64]
-Places = npt.NDArray[np.int32]
+Ints = Annotated[npt.NDArray[np.int64], np.int64]
+Floats = Annotated[npt.NDArray[np.float64], np.float64]
+Bools = Annotated[npt.NDArray[np.bool_], np.bool_]
+Entries = Annotated[npt.NDArray[np.uint32], np.uint32]
+Words = Annotated[npt.NDArray[np.uint64], np.uint64]
+Places = Annotated[npt.NDArray[np.int32], np.int32]
 Records = npt.NDArray[Any]  # structured; compiled code reads fields as attributes, which mypy cannot know
 
 
@@ -279,7 +279,7 @@ SPAN = record("f before length time", "n cause effect")
 
 
 class Net(NamedTuple):
-    """Complete state of the kernel. Records are annotated with their types (above)."""
+    """Complete state of the kernel. Arrays are annotated with their data types."""
 
     counts: Counts
     reals: Reals
