@@ -361,7 +361,7 @@ class Hot:
         yield Effect(self.start, self.start + self.duration, slowed, self.stopped, self.links)
 
 
-@pytest.mark.parametrize("hit", [(0,), (1,), (2,), (3,), (0, 2)])
+@pytest.mark.parametrize("hit", [pytest.param((0,), marks=pytest.mark.slow), (1,), (3,), (0, 2)])
 @pytest.mark.parametrize("learns", [False, True], ids=["timed", "learning"])
 def test_custom_faults_hit_the_same_workers_in_every_group(tmp_path, hit, learns):
     """Machine 1 fails at 100 s and returns at 700 s. Workers are slow, and others stand still, before and after."""
@@ -440,7 +440,7 @@ def test_devices_do_not_compute_while_the_state_is_saved():
 def test_groups_whose_exchanges_depend_on_the_training(strategy, short):
     """Their pace is that of the training itself; without a failure, the run is that of a group that is not elastic."""
     training = ddlsim.Training("digits", updates=12)
-    more = {"faults": [ddlsim.RandomFaults("0.02 s", "0.2 ms", factor=3.0)], "max_time": "1 s"} if short else {}
+    more = {"faults": [ddlsim.RandomFaults("0.02 s", "0.2 ms", factor=3.0)], "max_time": "0.1 s"} if short else {}
     runs = [
         ddlsim.simulate(
             "office-1gbe", "digits-cnn", strategy, 16, 3, training=training, elastic=elastic,
