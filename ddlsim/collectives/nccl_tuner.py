@@ -99,7 +99,7 @@ class Plugin:
     """
 
     buffer_size: Annotated[float, quantity("bytes", si=True)] = 4.0 * 2**20
-    nvls_chunk_size: Annotated[float, quantity("bytes", si=True)] = math.nan
+    nvls_chunk_size: Annotated[float, quantity("bytes", si=True)] = 0.0
     algorithms: tuple[str, ...] = ALGORITHMS
     protocols: tuple[str, ...] = PROTOCOLS
     reports_latency: bool = False

@@ -135,7 +135,9 @@ def connected(path: str, timeout: float) -> tuple[sqlite3.Connection, Callable[[
 
 
 def _opened(path: str, options: str, timeout: float) -> sqlite3.Connection:
-    database = sqlite3.connect(f"{Path(path).absolute().as_uri()}?{options}", timeout, isolation_level=None, uri=True)
+    database = sqlite3.connect(
+        f"{Path(path).absolute().as_uri()}?{options}", timeout=timeout, isolation_level=None, uri=True
+    )
     try:
         database.execute("PRAGMA query_only = ON")
         database.execute("SELECT count(*) FROM sqlite_master").fetchone()
