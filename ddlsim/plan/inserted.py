@@ -113,8 +113,8 @@ def with_fixed_costs(plan: Plan, step: float, call: float) -> Plan:
         at_once = np.setdiff1d(plan.collectives, row[plan.step[need] == plan.step[row]])
         of_step = plan.rank * plan.n_steps + plan.step
         place, first = np.nonzero(of_step[at_once, None] == of_step[firsts])
-        columns = {"seconds": step}  # in every step, even if its first task is not
-        plan = _before(plan, "host", firsts, columns, plan.step[need] < plan.step[row], (at_once[place], first))
+        host = {"seconds": step}  # in every step, even if its first task is not
+        plan = _before(plan, "host", firsts, host, plan.step[need] < plan.step[row], (at_once[place], first))
     rows = plan.collectives[plan.queue[plan.collectives] < 0]
     columns = {"seconds": call, "every": plan.every[rows]}
     return _before(plan, "call", rows, columns, True, (_NONE, _NONE)) if call else plan
