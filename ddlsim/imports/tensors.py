@@ -56,8 +56,7 @@ def read_json(root: Node) -> Model:
     for name in value:
         entry = root[name]
         if not isinstance(entry.value, list | Mapping):
-            hint = "; a config.json needs its model_type"
-            raise entry.error(f"must be a shape, or an object with one, not {shown(entry.value)}{hint}")
+            raise entry.error(f"must be a shape, not {shown(entry.value)}; a config.json needs its model_type")
         if name != "__metadata__":
             fields = entry.value if isinstance(entry.value, Mapping) else {"shape": entry.value}
             entries.append(Node({**fields, "name": name}, entry.place))

@@ -123,8 +123,7 @@ def with_fixed_costs(plan: Plan, step: float, call: float) -> Plan:
 def _before(
     plan: Plan, name: str, rows: Ints, columns: dict[str, Any], which: Bools | bool, needed: tuple[Ints, Ints]
 ) -> Plan:
-    """Return a plan with work directly before some rows, on their lanes, with those of their dependencies for which
-    `which` is true."""
+    """Return a plan with work directly before some rows, on their lanes, with the dependencies chosen by `which`."""
     row, need = plan.needing, plan.needs
     same = np.isin(row, rows) & which
     columns = {"lane": plan.lane[rows], "step": plan.step[rows], "name": len(plan.names), **columns}

@@ -269,10 +269,7 @@ class Result(SuggestsAttributes):
 
     @cached_property
     def updates_per_step(self) -> float:
-        """Updates per step: 1 for synchronous strategies.
-
-        For asynchronous ones, it is the number of updates that one step of all workers makes.
-        """
+        """Number of updates that one step of all workers makes: 1 for synchronous strategies."""
         if not self._has_own_steps:
             return 1.0
         return contract.of(self.experiment.strategy).updates(MANY_STEPS, self.n_workers) / MANY_STEPS

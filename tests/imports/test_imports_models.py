@@ -412,7 +412,7 @@ def test_tables_in_json_and_safetensors(tmp_path: Path):
         ("name,shape\na,99999999999x99999999\n", r"1e\+19 parameters up to 'a'; correct the sizes"),
         ("name,size\na,3\n", "begins with 'name,size a,3', but must be a config.json, Megatron-LM arguments or a"),
         ('{"weight_map": {"a": "x.safetensors"}}', "an index without shapes; use one of its .safetensors files"),
-        ('{"a": 3}', "a: must be a shape, or an object with one, not 3; a config.json needs its model_type"),
+        ('{"a": 3}', "a: must be a shape, not 3; a config.json needs its model_type"),
         ("", "begins with '', but must be a config.json"),
     ],
 )
