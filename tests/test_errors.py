@@ -27,13 +27,14 @@ ARGUMENTS = {
     ("keeps_unread", "keeps_unused_outputs"): Stack,
     ("split_loss_nbytes", "sharded_loss_nbytes"): Stack,
     ("lr", "rate"): ddlsim.Training,
+    ("gpus", "workers"): ddlsim.simulate,
     ("dp", "data"): ddlsim.Parallel,
     ("pp", "pipeline"): ddlsim.Parallel,
     ("tp", "tensor"): ddlsim.Parallel,
 }  # fmt: skip
 OF_STRATEGIES = {
     ("ddp", "all-reduce"), ("dp", "all-reduce"), ("tp", "parallel"), ("pp", "parallel"), ("pipeline", "parallel"),
-    ("zero1", "sharded-update"), ("zero3", "fsdp"),
+    ("ps", "parameter-server"), ("zero1", "sharded-update"), ("zero3", "fsdp"),
 }  # fmt: skip
 OF_MODULE = {("Life", "FailureTimeline"), ("SlowDown", "Slowdown"), ("life", "reliability")}
 OF_RESULT = {("drawn_faults", "sampled_faults"), ("life", "failure_timeline"), ("lives", "timelines")}

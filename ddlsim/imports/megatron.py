@@ -105,7 +105,7 @@ def read_megatron(source: SourceText, options: Collection[str] = ()) -> Read:
         rule = f"cannot be simulated; supported: {', '.join(_POSITIONS)}"
         raise given.error("position-embedding-type", f"{shown(position)} {rule}")
     length = "encoder-seq-length" if "encoder-seq-length" in given.flags else "seq-length"
-    learned = "max-position-embeddings" if "max-position-embeddings" in given.flags else length
+    learned, limited = position == "learned_absolute", "max-position-embeddings" in given.flags
     values |= {
         "seq": 1 if "seq" in options else given.count(length),
         "vocabulary": 1 if "vocabulary" in options else _vocabulary(given),
@@ -113,7 +113,7 @@ def read_megatron(source: SourceText, options: Collection[str] = ()) -> Read:
         "qk_norm": "head" if "qk-layernorm" in given.flags else "none",
         "activation": "squared_relu" if "squared-relu" in given.flags else "gelu",
         "rotary": position in ("rope", "yarn"),
-        "positions": given.count(learned) if position == "learned_absolute" else 0,
+        "positions": (given.count("max-position-embeddings") if limited else "$seq") if learned else 0,
         "bias": biased or "add-qkv-bias" in given.flags,
         "out_bias": biased,
         "mlp_bias": biased,

@@ -56,7 +56,7 @@ def read_json(root: Node) -> Model:
     for name in value:
         entry = root[name]
         if not isinstance(entry.value, list | Mapping):
-            raise entry.error(f"must be a shape, or an object with one, not {shown(entry.value)}")
+            raise entry.error(f"must be a shape, not {shown(entry.value)}; a config.json needs its model_type")
         if name != "__metadata__":
             fields = entry.value if isinstance(entry.value, Mapping) else {"shape": entry.value}
             entries.append(Node({**fields, "name": name}, entry.place))
@@ -106,8 +106,8 @@ def _model(entries: Iterable[Node], path: Path) -> Model:
             raise entry.error(f"{n_params:.3g} parameters up to {shown(name)}; correct the sizes")
     if not modules:
         raise ConfigError(f"{path}: no learned tensor found; list at least one, with its name and shape")
-    work = f"the work of {n_estimated} tensors is estimated as 2 FLOPs per parameter per sample"
-    notes = [f"{path.stem}: {work}; activations are unknown and not included in memory and traffic"]
+    guess = f"the work of {n_estimated} tensors is estimated as 2 FLOPs per parameter per sample; "
+    notes = [f"{path.stem}: {guess * (n_estimated > 0)}activations are unknown and not included in memory and traffic"]
     if n_skipped:
         notes.append(f"{path.stem}: skipped {n_skipped} tensors that are running statistics or not floating-point")
     layers = tuple(_layer(name or "top", group, first=i == 0) for i, (name, group) in enumerate(modules.items()))

@@ -113,18 +113,20 @@ def with_fixed_costs(plan: Plan, step: float, call: float) -> Plan:
         at_once = np.setdiff1d(plan.collectives, row[plan.step[need] == plan.step[row]])
         of_step = plan.rank * plan.n_steps + plan.step
         place, first = np.nonzero(of_step[at_once, None] == of_step[firsts])
-        plan = _before(plan, "host", firsts, step, plan.step[need] < plan.step[row], (at_once[place], first))
+        host = {"seconds": step}  # in every step, even if its first task is not
+        plan = _before(plan, "host", firsts, host, plan.step[need] < plan.step[row], (at_once[place], first))
     rows = plan.collectives[plan.queue[plan.collectives] < 0]
-    return _before(plan, "call", rows, call, True, (_NONE, _NONE)) if call else plan
+    columns = {"seconds": call, "every": plan.every[rows]}
+    return _before(plan, "call", rows, columns, True, (_NONE, _NONE)) if call else plan
 
 
-def _before(plan: Plan, name: str, rows: Ints, seconds: float, which: Bools | bool, needed: tuple[Ints, Ints]) -> Plan:
-    """Return a plan with work directly before some rows, on their lanes, with those of their dependencies for which
-    `which` is true."""
-    columns = {each: getattr(plan, each)[rows] for each in ("lane", "step", "every")}
+def _before(
+    plan: Plan, name: str, rows: Ints, columns: dict[str, Any], which: Bools | bool, needed: tuple[Ints, Ints]
+) -> Plan:
+    """Return a plan with work directly before some rows, on their lanes, with the dependencies chosen by `which`."""
     row, need = plan.needing, plan.needs
     same = np.isin(row, rows) & which
-    columns |= {"name": len(plan.names), "seconds": seconds}
+    columns = {"lane": plan.lane[rows], "step": plan.step[rows], "name": len(plan.names), **columns}
     return inserted(plan, (name,), rows, columns, (np.searchsorted(rows, row[same]), need[same]), needed)
 
 

@@ -627,9 +627,9 @@ def sampled(
 
 #: a fault of one run, and one of the cluster that several jobs share
 AnyFault = Annotated[
-    Stop | Pause | LinkFault | RandomFaults | Fault,
-    "a Stop, Pause, LinkFault or RandomFaults object, or an object with the method effects",
-    "Stop, Pause, LinkFault or RandomFaults objects, or of objects with the method effects",
+    Slowdown | Stop | Pause | LinkFault | RandomFaults | Fault,
+    "a Slowdown, Stop, Pause, LinkFault or RandomFaults object, or an object with the method effects",
+    "Slowdown, Stop, Pause, LinkFault or RandomFaults objects, or of objects with the method effects",
 ]
 SharedFault = Annotated[
     LinkFault | Pause | RandomFaults | Fault,

@@ -190,7 +190,7 @@ class Together:
         random = sampled(faults, cluster, (), seed, horizon, shared=True)
         inject(effects_of([*faults, *random], cluster, ()), self.network, ())
         self.clock = SharedClock(self.network)
-        self.free = set(range(len(cluster.workers))) - set(occupied)
+        self.occupied, self.free = occupied, set(range(len(cluster.workers))) - set(occupied)
         self.tenants: list[Tenant] = []
         self._n_left = 0  # jobs without `endless` that have not ended
         self.interrupted = False
@@ -280,16 +280,15 @@ class Together:
 
     def _occupied(self, tenant: Tenant, n: int, wanted: Sequence[int]) -> str:
         running = [each for each in self.tenants if each.run is not None and math.isnan(each.end)]
-        for each in running:
-            if taken := sorted(set(each.places) & set(wanted)):
-                who = f"devices {taken} are occupied by job {each.name!r}"
+        holders = {f"job {each.name!r}": each.places for each in running} | {"the run itself": self.occupied}
+        for holder, places in holders.items():
+            if taken := sorted(set(places) & set(wanted)):
+                who = f"devices {taken} are occupied by {holder}"
                 break
         else:
             who = f"it needs {n} devices, but only {len(self.free)} of {len(self.cluster.workers)} are free"
-        return (
-            f"job {tenant.name!r}: at {self.network.now:.6g} s {who}; start it later, place it elsewhere, or set "
-            "queue=True to let it wait"
-        )
+        queue = "" if self.occupied else ", or set queue=True to let it wait"
+        return f"job {tenant.name!r}: at {self.network.now:.6g} s {who}; start it later, place it elsewhere{queue}"
 
     # ------------------------------------------------------------ running
 

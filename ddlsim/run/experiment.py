@@ -152,8 +152,8 @@ class Experiment:
     device          device of all workers, which replaces the devices of the cluster
     jitter          distribution of a random factor applied to the compute time of every step
     slowdowns       temporary slowdowns of some workers
-    faults          stopped workers (Stop), maintenance windows (Pause), slow or dead links (LinkFault), random faults
-                    (RandomFaults), and custom faults (objects with a method `effects`)
+    faults          slow or stopped workers (Slowdown, Stop), maintenance windows (Pause), slow or dead links
+                    (LinkFault), random faults (RandomFaults), and custom faults (objects with a method `effects`)
     overlap_slowdown  factor by which computation takes longer while the device communicates: a number, or an
                       OverlapSlowdown; None: the stack's factor for transformers whose kernels are known, else 1
     speed           permanent compute speed factor per worker (1.0: nominal), or a Spread of speeds over devices of the

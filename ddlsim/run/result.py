@@ -269,18 +269,20 @@ class Result(SuggestsAttributes):
 
     @cached_property
     def updates_per_step(self) -> float:
-        """Updates per step: 1 for synchronous strategies.
-
-        For asynchronous ones, it is the number of updates that one step of all workers makes.
-        """
-        if not self.recorder.staleness:
+        """Number of updates that one step of all workers makes: 1 for synchronous strategies."""
+        if not self._has_own_steps:
             return 1.0
         return contract.of(self.experiment.strategy).updates(MANY_STEPS, self.n_workers) / MANY_STEPS
+
+    @property
+    def _has_own_steps(self) -> bool:
+        """Whether workers are asynchronous. Gossip of models has no staleness."""
+        return bool(self.recorder.staleness) or contract.of(self.experiment.strategy).is_asynchronous
 
     @cached_property
     def step_times(self) -> Floats:
         """Times between successive updates after the warm-up, in s; an asynchronous worker's own step times."""
-        if self.recorder.staleness:
+        if self._has_own_steps:
             ends = [np.diff([0.0, *ends]) for ends in self.recorder.step_end]
             return np.concatenate(ends) if ends else np.empty(0)
         return np.diff([t for t, _ in self.measured_updates])

@@ -270,10 +270,10 @@ def test_megatron_in_yaml_and_options_for_missing_arguments():
     model = load_model("MODEL_ARGS:\n  " + "\n  --".join([*lines, "qk-layernorm: false\n"]))
     assert model.layers == load_model(f"{GPT} --swiglu --padded-vocab-size 50304").layers
     bare = GPT.replace("--seq-length 1024", "--num-experts 8 --moe-layer-freq ([1]*24) --disable-bias-linear --swiglu")
-    args = "--mtp-num-layers 0 --position-embedding-type yarn"
-    small = load_model(f"{bare} {args}+seq=128+vocabulary=256")
-    assert small.input_shape == (128,)
-    assert small.layers == load_model(f"{bare} {args} --seq-length 128 --padded-vocab-size 256").layers
+    for args in ("--mtp-num-layers 0 --position-embedding-type yarn", "--swiglu"):  # rotary and learned positions
+        small = load_model(f"{bare} {args}+seq=128+vocabulary=256")
+        assert small.input_shape == (128,)
+        assert small.layers == load_model(f"{bare} {args} --seq-length 128 --padded-vocab-size 256").layers
 
 
 def test_arguments_of_megatron():
@@ -375,6 +375,7 @@ def test_a_table_of_tensors(tmp_path: Path):
         "work of 3 tensors is estimated as 2 FLOPs per parameter per sample; activations are unknown" in model.notes[0]
     )
     assert "skipped 2 tensors that are running statistics" in model.notes[1]
+    assert not any("estimated" in note for note in load_model("name,shape,flops\na,3,6\n").notes)
     result = simulate("cloud-25g-16x8-v100", str(path), AllReduce(), workers=4, batch_size=8)
     assert set(model.notes) <= set(result.notes)
     assert isinstance(summary(model), str)
@@ -411,7 +412,7 @@ def test_tables_in_json_and_safetensors(tmp_path: Path):
         ("name,shape\na,99999999999x99999999\n", r"1e\+19 parameters up to 'a'; correct the sizes"),
         ("name,size\na,3\n", "begins with 'name,size a,3', but must be a config.json, Megatron-LM arguments or a"),
         ('{"weight_map": {"a": "x.safetensors"}}', "an index without shapes; use one of its .safetensors files"),
-        ('{"a": 3}', "a: must be a shape, or an object with one, not 3"),
+        ('{"a": 3}', "a: must be a shape, not 3; a config.json needs its model_type"),
         ("", "begins with '', but must be a config.json"),
     ],
 )

@@ -456,6 +456,10 @@ ERRORS = {
         lambda: ddlsim.simulate_jobs([Job(SMALL.with_(workers=[0, 1])), Job(SMALL.with_(workers=[1, 2]))]),
         "job 'job 2': at 0 s devices [1] are occupied by job 'job 1'; start it later",
     ),
+    "occupied by the run": (
+        lambda: ddlsim.simulate(SMALL.with_(workers=[0, 1], background=[Job(SMALL.with_(workers=[1, 2]))])),
+        "at 0 s devices [1] are occupied by the run itself; start it later, place it elsewhere",
+    ),
     "full": (
         lambda: ddlsim.simulate_jobs([Job(SMALL.with_(workers=8)), Job(SMALL.with_(workers=8))]),
         "job 'job 2': at 0 s it needs 8 devices, but only 4 of 12 are free",

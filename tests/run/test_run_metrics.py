@@ -26,6 +26,14 @@ def test_a_run_about_time_has_what_its_attributes_say():
     assert numbers["energy_per_sample"] is None
 
 
+@pytest.mark.parametrize("strategy", [ddlsim.GossipSGD(0.5), ddlsim.ADPSGD()])
+def test_steps_of_asynchronous_workers_are_their_own(strategy):
+    result = ddlsim.simulate(STAR, "digits-cnn", strategy, 8, steps=6, warmup=0, compute=ddlsim.Affine("50 ms", "0 s"))
+    assert result.step_time == pytest.approx(0.05, rel=1e-9)
+    assert result.step_times == pytest.approx([0.05] * 24, rel=1e-9)
+    assert result.nbytes_per_step == pytest.approx(result.nbytes_sent / 24, rel=1e-9)
+
+
 def test_runs_that_learn_or_were_looked_at_have_more():
     training = ddlsim.Training("digits", updates=3)
     learned = ddlsim.simulate(STAR, "digits-cnn", batch_size=8, training=training)

@@ -39,6 +39,18 @@ def _in_words(seed):
     return dataclasses.replace(experiment, **changes)
 
 
+def test_sampled_faults_survive_the_way_through_text(tmp_path):
+    faults = [
+        ddlsim.RandomFaults("2 ms", "1 ms", kind=kind, factor=2.0 if kind == "slow" else None)
+        for kind in ("slow", "stop", "link")
+    ]
+    result = ddlsim.simulate("office-1gbe", "digits-cnn", batch_size=8, workers=4, steps=20, faults=faults)
+    experiment = result.experiment.with_(faults=result.sampled_faults)
+    assert {type(fault) for fault in experiment.faults} == {ddlsim.Slowdown, ddlsim.Stop, ddlsim.LinkFault}
+    experiment.save(tmp_path / "e.toml")
+    assert ddlsim.load_experiment(tmp_path / "e.toml").faults == experiment.faults
+
+
 @pytest.mark.parametrize("seed", seeds(4, 20))
 def test_random_experiments_survive_the_way_through_text(seed, tmp_path):
     experiment = _in_words(seed)
