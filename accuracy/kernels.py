@@ -52,7 +52,7 @@ __all__ = [
 
 FILE = Path(__file__).parent / "data" / "transformers_a100.csv"
 VOCABULARY = 51_200
-ALL_REDUCES = FILE.with_name("all_reduce_a100.csv")
+ALL_REDUCES = np.loadtxt(FILE.with_name("all_reduce_a100.csv"), delimiter=",", skiprows=3)
 PRODUCTS = FILE.with_name("products_a100.csv")
 #: tiles of cuBLAS (NVIDIA, Matrix Multiplication Background User's Guide)
 TILES = ((128, 256), (128, 128), (64, 256), (64, 128), (64, 64))
@@ -146,22 +146,16 @@ def _predicted(row: Row, software: Software, layer: float, outside: float) -> fl
     update = stack.adam_traffic * params / (0.8 * device.memory_bandwidth)
     steps = row.batch // (row.d * row.micro)
     added = (steps - 1) * 6.0 * params / (0.8 * device.memory_bandwidth)
-    return float(steps * (stage + outside) + (row.p - 1) * stage + measured_all_reduce(2.0 * params, row.d) + update + added)
+    reduced = measured_all_reduce(2.0 * params, row.d)
+    return float(steps * (stage + outside) + (row.p - 1) * stage + reduced + update + added)
 
 
 def measured_all_reduce(nbytes: float, n: int) -> float:
     """Return the seconds of an all-reduce on `n` GPUs of the machine, between measured sizes on a line."""
     if n == 1:
         return 0.0
-    sizes, seconds = _all_reduces()[n]
-    return float(np.interp(nbytes, sizes, seconds)) * max(1.0, nbytes / sizes[-1])
-
-
-@functools.cache
-def _all_reduces() -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """Return the bytes and seconds of measured all-reduces, by number of GPUs."""
-    table = np.loadtxt(ALL_REDUCES, delimiter=",", skiprows=3)
-    return {n: (of_n[:, 1], of_n[:, 2] * 1e-9) for n in (2, 4, 8) for of_n in (table[table[:, 0] == n],)}
+    sizes, ns = ALL_REDUCES[ALL_REDUCES[:, 0] == n, 1:].T
+    return 1e-9 * float(np.interp(nbytes, sizes, ns)) * max(1.0, nbytes / float(sizes[-1]))
 
 
 def products() -> dict[str, list[tuple[Product, float]]]:

@@ -382,8 +382,8 @@ class GroupSchedules:
     inside     whether userbuffers are used, which require rings
     algorithm  of the replicas' all-reduces
 
-    If that is one of NCCL's, groups use it, too; otherwise, they use the default. With userbuffers, they use rings inside
-    a machine. Where a ring is the default, they use the faster of a ring and a hierarchical all-reduce across machines.
+    If that is one of NCCL's, groups use it, too; otherwise, they use the default, and with userbuffers rings. Where a
+    ring is the default, all-reduces across machines are rings or hierarchical, whichever is faster.
     """
 
     cluster: Cluster
