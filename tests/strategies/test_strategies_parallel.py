@@ -427,8 +427,9 @@ def test_tensor_groups_across_machines(name, algorithm, candidates):
     cluster, shard = result.cluster, tensor_parallel(result.workloads[0], 16)
 
     def seconds(algorithm, nbytes):
-        schedule = build(algorithm, 16, nbytes, [0] * 8 + [1] * 8, where=(cluster, cluster.workers.tolist()))
-        return schedule_time(cluster, schedule, cluster.workers.tolist(), nbytes)
+        nodes = cluster.workers[cluster.locality_order(cluster.workers)].tolist()
+        schedule = build(algorithm, 16, nbytes, [0] * 8 + [1] * 8, where=(cluster, nodes))
+        return schedule_time(cluster, schedule, nodes, nbytes)
 
     sums = [each.nbytes for each in shard.collectives]
     assert {each.kind for each in shard.collectives} == {"all_reduce"}
