@@ -1,10 +1,10 @@
 """Fits the A100's matrix products, and the times of Megatron-DeepSpeed's host to the steps of one machine.
 
 `python -m accuracy.kernels` prints what fits measured products (``data/products_a100.csv``) if each uses the fastest
-tile, then ``gemm`` of the A100 (``[[kernels]]`` in ``ddlsim/workload/devices.toml``) and the times of the stack
-"megatron-2021" (``ddlsim/workload/stacks.toml``), which are fitted to steps, by least squares of the logarithms. It
-also fits every second model and every second row alone, and prints the errors on the others. Tiles and multiprocessors
-are documented values.
+tile, which gives the A100's ``tile_time``, then its ``gemm`` (both ``[[kernels]]`` in
+``ddlsim/workload/devices.toml``) and the times of the stack "megatron-2021" (``ddlsim/workload/stacks.toml``), which
+are fitted to steps, by least squares of the logarithms. It also fits every second model and every second row alone, and
+prints the errors on the others. Tiles and multiprocessors are documented values.
 
 Of a step of m micro-batches on p stages, d replicas and t tensor-parallel ranks,
 
