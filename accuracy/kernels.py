@@ -1,18 +1,18 @@
 """Fits the A100's matrix products, and the times of Megatron-DeepSpeed's host to the steps of one machine.
 
 `python -m accuracy.kernels` prints what fits measured products (``data/products_a100.csv``) if each uses the fastest
-tile, then ``gemm`` of the A100 (``[[kernels]]`` in ``ddlsim/workload/devices.toml``) and the times of the stack
-"megatron-2021" (``ddlsim/workload/stacks.toml``), which are fitted to steps, by least squares of the logarithms. It
-also fits every second model and every second row alone, and prints the errors on the others. Tiles and multiprocessors
-are documented values.
+tile, which gives the A100's ``tile_time``, then its ``gemm`` (both ``[[kernels]]`` in
+``ddlsim/workload/devices.toml``) and the times of the stack "megatron-2021" (``ddlsim/workload/stacks.toml``), which
+are fitted to steps, by least squares of the logarithms. It also fits every second model and every second row alone, and
+prints the errors on the others. Tiles and multiprocessors are documented values.
 
 Of a step of m micro-batches on p stages, d replicas and t tensor-parallel ranks,
 
     T = m (stage + embedding + output) + (p - 1) stage + gradients + update,   stage = L/p (2 forward + backward + sums)
 
-the forward pass twice, as all is computed again, and six all-reduces of a layer's activations in it. All-reduces move
-2 (n - 1)/n of their bytes at 235 GB/s (what NCCL reaches on the NVLink of this machine), the update 28 bytes a
-parameter, and adding the gradients of a micro-batch to those before it 6 bytes a parameter.
+the forward pass twice, as all is computed again, and six all-reduces of a layer's activations in it. All-reduces take
+the times that were measured on this machine (``data/all_reduce_a100.csv``), the update moves the bytes of the stack's
+``adam_traffic``, and adding the gradients of a micro-batch to those before it 6 bytes a parameter.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ __all__ = [
     "errors",
     "fit",
     "fit_products",
+    "measured_all_reduce",
     "predicted",
     "product_errors",
     "products",
@@ -51,7 +52,7 @@ __all__ = [
 
 FILE = Path(__file__).parent / "data" / "transformers_a100.csv"
 VOCABULARY = 51_200
-BUS = 235e9
+ALL_REDUCES = np.loadtxt(FILE.with_name("all_reduce_a100.csv"), delimiter=",", skiprows=3)
 PRODUCTS = FILE.with_name("products_a100.csv")
 #: tiles of cuBLAS (NVIDIA, Matrix Multiplication Background User's Guide)
 TILES = ((128, 256), (128, 128), (64, 256), (64, 128), (64, 64))
@@ -135,20 +136,26 @@ def _times(software: Software, row: Row) -> tuple[float, float]:
 
 def predicted(row: Row, software: Software) -> float:
     """Return the seconds of a row's step."""
-    return _predicted(row, software.device, *_times(software, row))
+    return _predicted(row, software, *_times(software, row))
 
 
-def _predicted(row: Row, device: Device, layer: float, outside: float) -> float:
-    stage = row.layers / row.p * (layer + SUMMED * _all_reduce(2.0 * row.micro * row.seq * row.h, row.t))
+def _predicted(row: Row, software: Software, layer: float, outside: float) -> float:
+    device, stack = software
+    stage = row.layers / row.p * (layer + SUMMED * measured_all_reduce(2.0 * row.micro * row.seq * row.h, row.t))
     params = (12.0 * row.layers * row.h**2 / row.p + VOCABULARY * row.h) / row.t
-    update = 28.0 * params / (0.8 * device.memory_bandwidth)
+    update = stack.adam_traffic * params / (0.8 * device.memory_bandwidth)
     steps = row.batch // (row.d * row.micro)
     added = (steps - 1) * 6.0 * params / (0.8 * device.memory_bandwidth)
-    return float(steps * (stage + outside) + (row.p - 1) * stage + _all_reduce(2.0 * params, row.d) + update + added)
+    reduced = measured_all_reduce(2.0 * params, row.d)
+    return float(steps * (stage + outside) + (row.p - 1) * stage + reduced + update + added)
 
 
-def _all_reduce(nbytes: float, n: int) -> float:
-    return 2.0 * (n - 1) / n * nbytes / BUS
+def measured_all_reduce(nbytes: float, n: int) -> float:
+    """Return the seconds of an all-reduce on `n` GPUs of the machine, between measured sizes on a line."""
+    if n == 1:
+        return 0.0
+    sizes, ns = ALL_REDUCES[ALL_REDUCES[:, 0] == n, 1:].T
+    return 1e-9 * float(np.interp(nbytes, sizes, ns)) * max(1.0, nbytes / float(sizes[-1]))
 
 
 def products() -> dict[str, list[tuple[Product, float]]]:
@@ -190,7 +197,7 @@ def errors(measured: Sequence[Row], software: Software) -> np.ndarray:
     """Return predicted / measured - 1 of each row."""
     shape = operator.attrgetter("h", "a", "seq", "micro", "t")  # rows share 31
     times = {key: _times(software, row) for key, row in {shape(row): row for row in measured}.items()}
-    return np.array([_predicted(row, software.device, *times[shape(row)]) / row.seconds - 1.0 for row in measured])
+    return np.array([_predicted(row, software, *times[shape(row)]) / row.seconds - 1.0 for row in measured])
 
 
 def values(software: Software) -> dict[str, float]:

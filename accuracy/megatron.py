@@ -48,7 +48,7 @@ def _a100(row: Mapping[str, Any], stack: str = "megatron-2021") -> float:
     cluster = f"selene+n_leaves={8 * -(-row['gpus'] // 160)}"
     return simulate(
         cluster, row["model"], strategy, batch_size=row["batch"], workers=row["gpus"], precision="fp16",
-        stack=stack, steps=1, warmup=0,
+        stack=stack, optimizer="adam", steps=1, warmup=0,
     ).step_time  # fmt: skip
 
 

@@ -36,7 +36,7 @@ def predicted(row: kernels.Row, software: kernels.Software = kernels.CATALOGUE, 
     return simulate(
         f"ib-800g-a100+n_hosts={-(-row.gpus // 8)}",
         f"megatron+dim={row.h}+layers={row.layers}+heads={row.a}+seq={row.seq}",
-        strategy, batch_size=row.batch, workers=row.gpus, precision="fp16",
+        strategy, batch_size=row.batch, workers=row.gpus, precision="fp16", optimizer="adam",
         device=software.device, stack=software.stack, steps=1, warmup=0,
     ).step_time  # fmt: skip
 

@@ -382,9 +382,8 @@ class GroupSchedules:
     inside     whether userbuffers are used, which require rings
     algorithm  of the replicas' all-reduces
 
-    If that is NCCL's, or the default and NCCL is the default there, groups use NCCL's algorithms. The same holds for
-    "torus" on TPUs. Otherwise, and with userbuffers, groups use rings inside a machine and, across machines, the faster
-    of a ring and a hierarchical all-reduce.
+    If that is one of NCCL's, groups use it, too; otherwise, they use the default, and with userbuffers rings. Where a
+    ring is the default, all-reduces across machines are rings or hierarchical, whichever is faster.
     """
 
     cluster: Cluster
@@ -403,9 +402,8 @@ class GroupSchedules:
     def _new(self, kind: str, group: int, nbytes: float) -> Schedule:
         cluster, order = self.cluster, self.order[group]
         places = self.nodes[group][order].tolist()
-        given = "default" if self.algorithm == "torus" else self.algorithm  # members may not form a box of chips
-        by_nccl = not self.inside and isinstance(given, str) and given.partition("(")[0] in ("nccl", "default")
-        algorithm = given if by_nccl else "ring"
+        by_nccl = isinstance(self.algorithm, str) and self.algorithm.partition("(")[0] == "nccl"
+        algorithm = "ring" if self.inside else self.algorithm if by_nccl else "default"
         usual = default_algorithm(cluster, places) if algorithm == "default" else algorithm
         name = algorithm if algorithm in ("ring", "default") or kind == "all_reduce" else "nccl"
         schedule = build(name, len(places), nbytes, None, kind, (cluster, places))

@@ -111,8 +111,8 @@ class Parallel(WithFabric):
     algorithm, rank_order, cost
                  algorithm, rank order and cost model of the sums over replicas; see :class:`~ddlsim.Fabric`. With
                  `sharded`, an all-reduce runs as the reduce-scatter and the all-gather that it consists of. All other
-                 communication is simulated message by message, in tensor groups with NCCL's algorithms if `algorithm`
-                 is one of them
+                 communication is simulated message by message, in tensor groups with the default algorithm, or with
+                 `algorithm` if that is one of NCCL's
     """
 
     tensor: Count = 1

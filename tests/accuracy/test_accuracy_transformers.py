@@ -11,15 +11,23 @@ from ddlsim import load_model
 
 
 def test_one_machine() -> None:
-    """5.9 % on all rows; here on every twelfth."""
+    """5.8 % on all rows; here on every twelfth, whose bias is -1.5 %."""
     rows = vtrain.single_rows(12)
     assert len(rows) == 31
     assert mean_error(rows) <= 0.05
+
+
+@pytest.mark.slow
+def test_one_machine_has_no_bias() -> None:
+    """-0.7 % on all rows."""
+    rows = vtrain.single_rows()
+    assert len(rows) == 363
+    assert mean_error(rows) <= 0.059
     assert abs(np.mean([row.error for row in rows])) <= 0.01
 
 
 def test_several_machines() -> None:
-    """8.8 % on all rows, wanted 6; of up to 256 GPUs. Causes are on the page."""
+    """8.1 % on all rows, wanted 6; of up to 256 GPUs. Causes are on the page."""
     rows = vtrain.multi_rows(most=256)
     assert len(rows) == 24
     assert mean_error(rows) <= 0.092
@@ -41,9 +49,9 @@ def test_table_5() -> None:
 
 
 def test_weak_scaling_on_a100() -> None:
-    """Nothing is fitted: 7.9 % mean, all too fast; larger ones are on the page.
+    """Nothing is fitted: 4.9 % mean, all too fast; larger ones are on the page.
 
-    The smallest models on the fewest GPUs are 10 to 11 % too fast, those on 512 GPUs 2.4 %: ratios differ by 8.8 %.
+    The smallest models on the fewest GPUs are 8 % too fast, those on 512 GPUs 2.9 %: ratios differ by 5.3 %.
     """
     rows = megatron.a100_rows(512)
     assert not any(row.fitted_on for row in rows)

@@ -215,7 +215,7 @@ def test_products_take_longer_beside_collectives() -> None:
     more = 2 * 256 * 128 * 4096 / rate
     assert product_time(product, H100, "bf16", units=116) == pytest.approx(9 * tile + more, rel=1e-12)
     share = product_time(product, A100, "fp16", units=100) / product_time(product, A100, "fp16")
-    assert share == pytest.approx(math.ceil(512 / 100) / math.ceil(512 / 108), rel=1e-12)  # no persistent kernels
+    assert share == pytest.approx(math.ceil(2048 / 100) / math.ceil(2048 / 108), rel=1e-12)  # no persistent kernels
 
 
 def test_other_kernels_have_fewer_multiprocessors() -> None:
