@@ -33,11 +33,10 @@ if TYPE_CHECKING or not LOADS:
     from ddlsim.numba_compiler import is_kept as is_kept
     from ddlsim.numba_compiler import kernel as kernel
     from ddlsim.numba_compiler import kernels as kernels
-    from ddlsim.numba_compiler import pasted as pasted
 
-    def deferred(module: str, name: str) -> Any:
-        """Return the object `name` of a module that imports numba; here, numba is imported in any case."""
-        return getattr(importlib.import_module(module), name)
+    def deferred(module: str, name: str = "") -> Any:
+        """Return a module that imports numba, or the object `name` in it; here, numba is imported in any case."""
+        return getattr(importlib.import_module(module), name) if name else importlib.import_module(module)
 
 else:
     _kernels: list[_Kernel] = []
@@ -63,15 +62,16 @@ else:
         return [*(path for kernel in _kernels for path in kernel.store.files()), *by_numba]
 
     class _Deferred:
-        """An object in a module that imports numba."""
+        """A module that imports numba, or the object `name` in it."""
 
-        def __init__(self, module: str, name: str) -> None:
+        def __init__(self, module: str, name: str = "") -> None:
             self._module, self._name = module, name
 
         @property
         def dispatcher(self) -> Any:
-            """The object itself."""
-            return getattr(importlib.import_module(self._module), self._name)
+            """The module or object itself."""
+            found = importlib.import_module(self._module)
+            return getattr(found, self._name) if self._name else found
 
     class _Part:
         """A function that is called only by compiled code."""
@@ -192,8 +192,8 @@ else:
         own = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
         return own.union(*inner)
 
-    #: a reference to the object `name` of a module that imports numba, resolved when numba compiles
+    #: a reference to a module that imports numba, or to the object `name` in it, resolved when numba compiles
     deferred = _Deferred
     # the decorators of ddlsim.numba_compiler
     entry, addressed, kernel = (functools.partial(_Kernel, decorator=name) for name in ("entry", "addressed", "kernel"))
-    inlined, called, pasted = (functools.partial(_Part, decorator=name) for name in ("inlined", "called", "pasted"))
+    inlined, called = (functools.partial(_Part, decorator=name) for name in ("inlined", "called"))

@@ -381,7 +381,6 @@ _STEPS_ALONE = (
     untyped_passes.TranslateByteCode,
     untyped_passes.FixupArgs,
     untyped_passes.IRProcessing,
-    untyped_passes.InlineInlinables,
     untyped_passes.GenericRewrites,
     untyped_passes.ReconstructSSA,
     typed_passes.NopythonTypeInference,
@@ -515,10 +514,6 @@ def image(compiler: Any, arguments: tuple[Any, ...], decorator: str) -> bytes | 
         )
     except (NumbaError, NoImageError):
         return None
-
-
-#: For parts of functions compiled by :func:`kernel`; numba inlines them before type inference.
-pasted: _Decorator = nb.njit(inline="always")
 
 
 def _part(**options: Any) -> _Decorator:

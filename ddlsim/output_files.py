@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from ddlsim.errors import ConfigError
 from ddlsim.printable import shown
+from ddlsim.units import as_number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -182,17 +183,10 @@ _FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
 def guarded(text: str) -> str:
     """Escape `text` so that no program interprets it as a formula."""
     text = shown(text)
-    return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
+    is_number = text[:1] in "+-" and as_number(text) is not None
+    return f"'{text}" if _FORMULA.match(text) and not is_number else text
 
 
 def unguarded(cell: str) -> str:
     """Undo :func:`guarded` (control characters stay escaped)."""
     return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return text[:1] in "+-"

@@ -101,7 +101,7 @@ def _narrowed(inner: Any, notes: tuple[object, ...]) -> Rule | None:
             value = each(value, where)
         return value
 
-    return Rule(text, rule.takes, keep, plural=plural[0] if plural else "")
+    return Rule(text, rule.takes, keep, plural=plural[0] if plural else "", words=rule.words)
 
 
 def _any_of(members: tuple[Any, ...]) -> Rule | None:
@@ -123,7 +123,8 @@ def _any_of(members: tuple[Any, ...]) -> Rule | None:
                 return rule.keep(value, where)
         raise wrong(value, where, text)
 
-    return Rule(text, lambda value: any(rule.takes(value) for rule in known), keep, plural=plural)
+    words = tuple(word for rule in known for word in rule.words)
+    return Rule(text, lambda value: any(rule.takes(value) for rule in known), keep, plural=plural, words=words)
 
 
 def _is_list(value: object) -> bool:

@@ -28,6 +28,7 @@ class Rule:
                the value itself). It raises ConfigError if the value is invalid
     dimension  physical dimension of a quantity with units, a key of :data:`ddlsim.units.DIMENSIONS`; "": no units
     plural     description of several valid values, for messages about lists ("integers")
+    words      the strings among the valid values, if they are a fixed choice
     """
 
     text: str
@@ -35,6 +36,7 @@ class Rule:
     keep: Callable[[Any, str], object] = lambda value, _: value
     dimension: str = ""
     plural: str = ""
+    words: tuple[str, ...] = ()
 
     def __call__(self, value: object, where: str) -> object:
         if not self.takes(value):
@@ -232,7 +234,7 @@ def one_of(*names: str, also: str = "") -> Rule:
         hint = nearest(value, names)
         raise wrong(value, where, f"{also}{text}; did you mean {hint!r}?" if hint else also + text)
 
-    return Rule(text, lambda value: isinstance(value, str), keep)
+    return Rule(text, lambda value: isinstance(value, str), keep, words=names)
 
 
 def _keep_text(value: str, where: str) -> str:

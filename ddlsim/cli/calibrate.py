@@ -17,6 +17,7 @@ from ddlsim.errors import ConfigError, shown
 from ddlsim.named_code import imported
 from ddlsim.output_files import json_rows, save_csv
 from ddlsim.readable import percent
+from ddlsim.units import as_number
 
 if TYPE_CHECKING:
     from ddlsim.validation import Calibration
@@ -82,10 +83,7 @@ def validate(
 def _share(text: str) -> float:
     """Return "10%" or "0.1" as 0.1."""
     number, percent, rest = text.strip().partition("%")
-    try:
-        value = float(number) / (100.0 if percent else 1.0)
-    except ValueError:
-        value = math.nan
+    value = (as_number(number) or math.nan) / (100.0 if percent else 1.0)
     if rest or not (math.isfinite(value) and value > 0.0):
         raise ConfigError(f"--tolerance {text!r}: must be a positive fraction or percentage, such as 0.1 or 10%")
     if value > 1.0 and not percent:

@@ -37,6 +37,7 @@ from ddlsim.arguments.checking import annotations_of
 from ddlsim.bundled import split_options
 from ddlsim.cluster import cluster_names, load_cluster
 from ddlsim.cluster.quantity import limit_size
+from ddlsim.collectives.schedule import KINDS
 from ddlsim.errors import ConfigError, DdlsimError, shown
 from ddlsim.explore.components import UPLOADED, message
 from ddlsim.explore.jobs import Jobs
@@ -47,6 +48,7 @@ from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, ORDERS
 from ddlsim.readable import in_words
 from ddlsim.run.files import COMPRESSORS, OVERLAPS, SCHEMA, STRATEGIES
 from ddlsim.schema import Names, members, toml_value
+from ddlsim.strategies.mixing import NAMES
 from ddlsim.workload.model import model_names
 from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
 from ddlsim.workload.stacks import stack_names
@@ -54,12 +56,6 @@ from ddlsim.workload.stacks import stack_names
 #: settings that are always shown; the others are shown on request
 COMMON = {"algorithm", "overlap", "tensor", "pipeline", "data", "micro_batch", "order", "stage", "servers"}
 COMMON |= {"placement", "period", "groups", "degree", "sharding", "probability", "fraction"}
-
-#: names accepted by fields without a list of their own
-WORDS: tuple[str, ...] = ("simulated", "calibrated", "nccl", "topology", "given", "own", "colocated", "none")
-WORDS += ("selective", "full", "early-stop", "fp32", "fp16", "bf16", "ring", "complete", "bipartite", "exponential")
-WORDS += ("table-wise", "row-wise", "column-wise", "balance", "exchanged", "prefetched", "data-parallel", "one rank")
-WORDS += ("sgd", "rowwise_adagrad", "inverse", "square-root", "maintain", "reset", "average")
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,7 @@ def _setting(kind: type, name: str, annotation: object, default: object, about: 
     must = default is dataclasses.MISSING
     kinds = set(members(annotation)) - {type(None)}
     is_text = str in kinds or any(typing.get_origin(each) is typing.Literal for each in kinds)
-    choices = _choices(kind, name) if is_text else ()
+    choices = _choices(kind, name) if is_text and int not in kinds else ()
     known = default if isinstance(default, str | int | float) else None
     if bool in kinds:
         return Setting(name, "flag", (), known, must, about)
@@ -113,36 +109,23 @@ def _setting(kind: type, name: str, annotation: object, default: object, about: 
 
 
 def _choices(kind: type, name: str) -> tuple[str, ...]:
-    annotation = annotations_of(kind)[name]
-    literals, rule, taken = _literals(annotation), rule_of(annotation), list[str]()
-    if literals or rule is None:
-        return literals
-    for word in _vocabulary(name):
+    rule, taken = rule_of(annotations_of(kind)[name]), list[str]()
+    if rule is None or rule.words:
+        return () if rule is None else rule.words
+    for word in _vocabulary().get(name, ()):
         with suppress(ConfigError):
             rule(word, name)
             taken.append(word)
     return tuple(taken)
 
 
-def _literals(annotation: object) -> tuple[str, ...]:
-    if typing.get_origin(annotation) is typing.Literal:
-        return tuple(each for each in typing.get_args(annotation) if isinstance(each, str))
-    return tuple(word for each in typing.get_args(annotation) for word in _literals(each))
-
-
-def _vocabulary(name: str) -> Iterable[str]:
-    """Return the names that a field accepts."""
-    if name in ("reduce_scatter", "all_gather", "all_to_all"):
-        return ("default", *ddlsim.algorithm_names(name))
-    if name == "shared_norms":
-        return ddlsim.algorithm_names("all_gather")
-    if name in ("algorithm", "all_reduce"):
-        return ("default", "auto", *ddlsim.algorithm_names("all_reduce"))
-    if name == "overlap":
-        return (*OVERLAPS, "megatron")
-    if name == "order":
-        return (*ORDERS, *ASYNCHRONOUS)
-    return WORDS
+def _vocabulary() -> Mapping[str, Sequence[str]]:
+    """Return the names for fields whose rules do not list them; each class accepts some of them."""
+    collectives = {kind: ("default", *ddlsim.algorithm_names(kind)) for kind in KINDS}
+    reduces = ("default", "auto", *collectives["all_reduce"][1:])
+    others = {"algorithm": reduces, "all_reduce": reduces, "shared_norms": collectives["all_gather"][1:]}
+    others |= {"overlap": (*OVERLAPS, "megatron"), "order": (*ORDERS, *ASYNCHRONOUS), "graph": NAMES}
+    return collectives | others
 
 
 def _descriptions(kind: type) -> dict[str, str]:

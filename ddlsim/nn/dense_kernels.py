@@ -14,8 +14,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.compiler import kernel, pasted
-from ddlsim.nn.vectors import WIDTH, fma, load, splat, store, total, zeros
+from ddlsim.compiler import kernel
+from ddlsim.nn.vectors import HALVES, WIDTH, simd
 
 # mypy: disable-error-code="misc,untyped-decorator"
 
@@ -23,14 +23,9 @@ from ddlsim.nn.vectors import WIDTH, fma, load, splat, store, total, zeros
 _Floats = npt.NDArray[np.floating]
 
 
-@pasted
-def _put(out, at, last, values):  # type: ignore[no-untyped-def]
-    """Write the lane sums of up to three vectors to out[at ...], omitting those after `last`."""
-    out[at] = total(values[0])
-    if last >= 1:
-        out[at + 1] = total(values[1])
-    if last >= 2:
-        out[at + 2] = total(values[2])
+#: rows and columns of the tiles of products
+_ROWS, _COLUMNS = (0, 1, 2, 3), (0, 1, 2)
+_MORE_ROWS = (0, 1, 2, 3, 4, 5)
 
 
 @kernel
@@ -40,34 +35,15 @@ def product_transposed(x: _Floats, w: _Floats, out: _Floats, n: int, n_in: int, 
     If a tile exceeds the last row or column, it computes that one repeatedly but stores it once.
     """
     whole = n_in // WIDTH * WIDTH
+    out[:] = 0.0
     for u in range(0, n_out, 3):
-        u_last = n_out - 1 - u
-        w0 = u * n_in
-        w1, w2 = w0 + min(1, u_last) * n_in, w0 + min(2, u_last) * n_in
+        columns = simd.limited(_COLUMNS, n_out - 1 - u, n_in)
         for r in range(0, n, 4):
-            r_last = n - 1 - r
-            x0 = r * n_in
-            x1, x2, x3 = x0 + min(1, r_last) * n_in, x0 + min(2, r_last) * n_in, x0 + min(3, r_last) * n_in
-            a0, a1, a2 = zeros(x), zeros(x), zeros(x)
-            b0, b1, b2, c0, c1, c2, d0, d1, d2 = a0, a0, a0, a0, a0, a0, a0, a0, a0
+            rows = simd.limited(_ROWS, n - 1 - r, n_in)
+            sums = simd.zeros(x, _ROWS, _COLUMNS)
             for k in range(0, whole, WIDTH):
-                p, q, s = load(w, w0 + k), load(w, w1 + k), load(w, w2 + k)
-                v = load(x, x0 + k)
-                a0, a1, a2 = fma(v, p, a0), fma(v, q, a1), fma(v, s, a2)
-                v = load(x, x1 + k)
-                b0, b1, b2 = fma(v, p, b0), fma(v, q, b1), fma(v, s, b2)
-                v = load(x, x2 + k)
-                c0, c1, c2 = fma(v, p, c0), fma(v, q, c1), fma(v, s, c2)
-                v = load(x, x3 + k)
-                d0, d1, d2 = fma(v, p, d0), fma(v, q, d1), fma(v, s, d2)
-            at = r * n_out + u
-            _put(out, at, u_last, (a0, a1, a2))
-            if r_last >= 1:
-                _put(out, at + n_out, u_last, (b0, b1, b2))
-            if r_last >= 2:
-                _put(out, at + 2 * n_out, u_last, (c0, c1, c2))
-            if r_last >= 3:
-                _put(out, at + 3 * n_out, u_last, (d0, d1, d2))
+                sums = simd.add_products(sums, x, r * n_in + k, rows, simd.load(w, u * n_in + k, columns))
+            simd.add_totals(sums, out, r * n_out + u, n_out, n - r, 1, n_out - u, _COLUMNS)
     for r in range(n if whole < n_in else 0):
         for u in range(n_out):
             for k in range(whole, n_in):
@@ -86,42 +62,13 @@ def product(a: _Floats, row_step: int, k_step: int, b: _Floats, out: _Floats, n:
     for tile in range(0, n_out, 2 * WIDTH):
         j = min(tile, n_out - 2 * WIDTH)
         for r in range(0, n, 6):
-            last = n - 1 - r
-            r0 = r * row_step
-            r1, r2 = r0 + min(1, last) * row_step, r0 + min(2, last) * row_step
-            r3, r4, r5 = r0 + min(3, last) * row_step, r0 + min(4, last) * row_step, r0 + min(5, last) * row_step
-            a0, a1, a2, a3, a4, a5 = zeros(a), zeros(a), zeros(a), zeros(a), zeros(a), zeros(a)
-            b0, b1, b2, b3, b4, b5 = a0, a1, a2, a3, a4, a5
+            rows = simd.limited(_MORE_ROWS, n - 1 - r, row_step)
+            sums = simd.zeros(a, _MORE_ROWS, HALVES)
             at = j
             for k in range(0, n_k * k_step, k_step):
-                low, high = load(b, at), load(b, at + WIDTH)
-                s = splat(a, r0 + k)
-                a0, b0 = fma(s, low, a0), fma(s, high, b0)
-                s = splat(a, r1 + k)
-                a1, b1 = fma(s, low, a1), fma(s, high, b1)
-                s = splat(a, r2 + k)
-                a2, b2 = fma(s, low, a2), fma(s, high, b2)
-                s = splat(a, r3 + k)
-                a3, b3 = fma(s, low, a3), fma(s, high, b3)
-                s = splat(a, r4 + k)
-                a4, b4 = fma(s, low, a4), fma(s, high, b4)
-                s = splat(a, r5 + k)
-                a5, b5 = fma(s, low, a5), fma(s, high, b5)
+                sums = simd.add_multiples(sums, a, r * row_step + k, rows, simd.load(b, at, HALVES))
                 at += n_out
-            # rows beyond the last were computed from it, so they may overwrite it
-            at = r * n_out + j
-            store(out, at + min(5, last) * n_out, a5)
-            store(out, at + min(5, last) * n_out + WIDTH, b5)
-            store(out, at + min(4, last) * n_out, a4)
-            store(out, at + min(4, last) * n_out + WIDTH, b4)
-            store(out, at + min(3, last) * n_out, a3)
-            store(out, at + min(3, last) * n_out + WIDTH, b3)
-            store(out, at + min(2, last) * n_out, a2)
-            store(out, at + min(2, last) * n_out + WIDTH, b2)
-            store(out, at + min(1, last) * n_out, a1)
-            store(out, at + min(1, last) * n_out + WIDTH, b1)
-            store(out, at, a0)
-            store(out, at + WIDTH, b0)
+            simd.store(sums, out, r * n_out + j, n_out, n - r, HALVES)
 
 
 @kernel

@@ -24,6 +24,9 @@ Pair = tuple[int, int]
 Ints = npt.NDArray[np.int64]
 Doubles = npt.NDArray[np.float64]
 
+#: channels of a tile
+_FOUR, _SIX = (0, 1, 2, 3), (0, 1, 2, 3, 4, 5)
+
 
 @dataclass(frozen=True)
 class Taps:
@@ -80,10 +83,10 @@ class Conv2d:
 
     def backward(self, dy: Array, run: Pass) -> Array | None:
         per_group = self.in_channels // self.groups, self.channels // self.groups
-        add_weights = conv_kernels.weight_gradient if per_group[0] > 2 else conv_kernels.weight_gradient1
+        tile = (_FOUR, (0, 1, 2)) if per_group[0] > 2 else (_SIX, (0,))
         arrays = self.x.reshape(-1), dy.reshape(-1), self.weight.flat(run.gradient)
         spaces = self.in_space, self.out_space, self.kernel, self.stride, self.padding
-        add_weights(*arrays, run.n_samples, self.groups, *per_group, *spaces)
+        conv_kernels.weight_gradient(*arrays, run.n_samples, self.groups, *per_group, *spaces, *tile)
         if self.bias is not None:
             into = self.bias.flat(run.gradient)
             conv_kernels.bias_gradient(dy.reshape(-1), into, run.n_blocks, self.channels, self.out_space)
@@ -98,19 +101,20 @@ class Conv2d:
         n_in, n_out = self.in_channels // self.groups, self.channels // self.groups
         n_from, n_to = (n_out, n_in) if back else (n_in, n_out)
         spaces = (self.out_space, self.in_space) if back else (self.in_space, self.out_space)
-        tile, n_taps = 6 if n_to % 6 == 0 else 4, self.kernel[0] * self.kernel[1]
-        packed = self.buffers.get("back" if back else "packed", self.groups, -(-n_to // tile) * tile * n_taps * n_from)
+        tile, n_taps = _SIX if n_to % 6 == 0 else _FOUR, self.kernel[0] * self.kernel[1]
+        padded = -(-n_to // len(tile)) * len(tile)
+        packed = self.buffers.get("back" if back else "packed", self.groups, padded * n_taps * n_from)
         packed = packed.reshape(-1)
-        conv_kernels.pack(self.weight.flat(run.params), packed, self.groups, n_out, n_in, n_taps, tile, back)
+        conv_kernels.pack(self.weight.flat(run.params), packed, self.groups, n_out, n_in, n_taps, len(tile), back)
         if back or self.bias is None:
             bias = self.buffers.get("zeros", 1, max(self.channels, self.in_channels)).reshape(-1)
         else:
             bias = self.bias.flat(run.params)
         rows, columns = self._back_tables if back else self._tables
-        correlate = conv_kernels.correlate6 if tile == 6 else conv_kernels.correlate4
         arrays = source.reshape(-1), packed, bias, out.reshape(-1)
         taps = rows.at, rows.tap, rows.source, columns.at, columns.tap, columns.source
-        correlate(*arrays, run.n_samples, self.groups, n_from, n_to, *spaces, self.kernel[1], *taps)
+        sizes = run.n_samples, self.groups, n_from, n_to, *spaces, self.kernel[1]
+        conv_kernels.correlate(*arrays, *sizes, *taps, tile)
 
 
 @dataclass(frozen=True)

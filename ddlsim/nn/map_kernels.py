@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ddlsim.compiler import kernel
 from ddlsim.nn.conv_kernels import LANES, plane_size
-from ddlsim.nn.vectors import WIDTH, add, blend_equal, fma, load, maximum, splat, store, zeros
+from ddlsim.nn.vectors import HALVES, ONE, simd
 
 _Floats = npt.NDArray[np.floating]
 _Ints = npt.NDArray[np.int64]
@@ -59,14 +59,12 @@ def max_pool(
         for y in range(out_space[0]):
             for column in range(out_space[1]):
                 first = base + (row_from[y] * in_space[1] + col_from[column]) * LANES
-                low, high = load(x, first), load(x, first + WIDTH)
+                most = simd.load(x, first, HALVES)
                 for row in range(row_from[y], row_to[y]):
                     for i in range(col_from[column], col_to[column]):
                         p = base + (row * in_space[1] + i) * LANES
-                        low = maximum(low, load(x, p))
-                        high = maximum(high, load(x, p + WIDTH))
-                store(out, at, low)
-                store(out, at + WIDTH, high)
+                        most = simd.maximum(most, simd.load(x, p, HALVES))
+                simd.store(most, out, at, 0, 1, HALVES)
                 at += LANES
 
 
@@ -76,20 +74,20 @@ def max_pool_gradient(
     out_space: tuple[int, int], row_from: _Ints, row_to: _Ints, col_from: _Ints, col_to: _Ints,
 ) -> None:  # fmt: skip
     """Write `dx`: each window's gradient goes to the first element that equals its maximum."""
-    none = zeros(x)
+    none = simd.zeros(x, ONE, HALVES)
     for m in range(n_maps):
         base, at = m * plane_size(in_space), m * plane_size(out_space)
         dx[base : base + plane_size(in_space)] = 0.0
         for y in range(out_space[0]):
             for column in range(out_space[1]):
-                for half in range(0, LANES, WIDTH):
-                    top, left = load(out, at + half), load(dy, at + half)
-                    for row in range(row_from[y], row_to[y]):
-                        for i in range(col_from[column], col_to[column]):
-                            p = base + (row * in_space[1] + i) * LANES + half
-                            value = load(x, p)
-                            store(dx, p, add(load(dx, p), blend_equal(value, top, left, none)))
-                            left = blend_equal(value, top, none, left)
+                top, left = simd.load(out, at, HALVES), simd.load(dy, at, HALVES)
+                for row in range(row_from[y], row_to[y]):
+                    for i in range(col_from[column], col_to[column]):
+                        p = base + (row * in_space[1] + i) * LANES
+                        value = simd.load(x, p, HALVES)
+                        slope = simd.add(simd.load(dx, p, HALVES), simd.blend_equal(value, top, left, none))
+                        simd.store(slope, dx, p, 0, 1, HALVES)
+                        left = simd.blend_equal(value, top, none, left)
                 at += LANES
 
 
@@ -105,13 +103,13 @@ def average_pool(
         for y in range(out_space[0]):
             for column in range(out_space[1]):
                 share[0] = row_share[y] * col_share[column]
-                low, high = zeros(x), zeros(x)
+                sums = simd.zeros(x, ONE, HALVES)
                 for row in range(row_from[y], row_to[y]):
                     for i in range(col_from[column], col_to[column]):
                         p = base + (row * in_space[1] + i) * LANES
-                        low, high = add(low, load(x, p)), add(high, load(x, p + WIDTH))
-                store(out, at, fma(low, splat(share, 0), zeros(x)))
-                store(out, at + WIDTH, fma(high, splat(share, 0), zeros(x)))
+                        sums = simd.add(sums, simd.load(x, p, HALVES))
+                mean = simd.fma(sums, simd.splat(share, 0, ONE), simd.zeros(x, ONE, ONE))
+                simd.store(mean, out, at, 0, 1, HALVES)
                 at += LANES
 
 
@@ -128,12 +126,11 @@ def average_pool_gradient(
         for y in range(out_space[0]):
             for column in range(out_space[1]):
                 share[0] = row_share[y] * col_share[column]
-                factor, low, high = splat(share, 0), load(dy, at), load(dy, at + WIDTH)
+                factor, slope = simd.splat(share, 0, ONE), simd.load(dy, at, HALVES)
                 for row in range(row_from[y], row_to[y]):
                     for i in range(col_from[column], col_to[column]):
                         p = base + (row * in_space[1] + i) * LANES
-                        store(dx, p, fma(low, factor, load(dx, p)))
-                        store(dx, p + WIDTH, fma(high, factor, load(dx, p + WIDTH)))
+                        simd.store(simd.fma(slope, factor, simd.load(dx, p, HALVES)), dx, p, 0, 1, HALVES)
                 at += LANES
 
 
@@ -151,15 +148,13 @@ def channel_sums(
     for block in range((n + LANES - 1) // LANES):
         for c in range(channels):
             at = (block * channels + c) * plane_size(space)
-            low, high = zeros(a), zeros(a)
-            u, v, w = splat(shift_a, c), splat(scale_b, c), splat(shift_b, c)
+            found = simd.zeros(a, ONE, HALVES)
+            u, v, w = simd.splat(shift_a, c, ONE), simd.splat(scale_b, c, ONE), simd.splat(shift_b, c, ONE)
             for _ in range(space[0] * space[1]):
-                low = fma(add(load(a, at), u), fma(load(b, at), v, w), low)
-                at += WIDTH
-                high = fma(add(load(a, at), u), fma(load(b, at), v, w), high)
-                at += WIDTH
-            store(lanes, 0, low)
-            store(lanes, WIDTH, high)
+                second = simd.fma(simd.load(b, at, HALVES), v, w)
+                found = simd.fma(simd.add(simd.load(a, at, HALVES), u), second, found)
+                at += LANES
+            simd.store(found, lanes, 0, 0, 1, HALVES)
             for lane in range(min(LANES, n - block * LANES)):
                 sums[c] += lanes[lane]
 
@@ -172,10 +167,11 @@ def scale_channels(
     """Write dx = dy * on_dy + x * on_x + shift, all per channel, and zeros in the lanes after sample n."""
     for m in range((n + LANES - 1) // LANES * channels):
         c, at = m % channels, m * plane_size(space)
-        p, q, r = splat(on_dy, c), splat(on_x, c), splat(shift, c)
-        for _ in range(2 * space[0] * space[1]):
-            store(dx, at, fma(load(dy, at), p, fma(load(x, at), q, r)))
-            at += WIDTH
+        p, q, r = simd.splat(on_dy, c, ONE), simd.splat(on_x, c, ONE), simd.splat(shift, c, ONE)
+        for _ in range(space[0] * space[1]):
+            slope = simd.fma(simd.load(dy, at, HALVES), p, simd.fma(simd.load(x, at, HALVES), q, r))
+            simd.store(slope, dx, at, 0, 1, HALVES)
+            at += LANES
         valid = n - m // channels * LANES
         if valid < LANES:
             for pixel in range(space[0] * space[1]):

@@ -26,6 +26,7 @@ from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.extras import needs
 from ddlsim.readable import count, percent
 from ddlsim.run.experiment import StrategyLike
+from ddlsim.units import as_number
 from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.calibration_file import load_calibration
 from ddlsim.validation.curves import Interval
@@ -139,10 +140,9 @@ def parse_condition(text: str, numbers: Sequence[str], texts: Sequence[str]) -> 
         column, sign = match[1], match[2]
         value = next(group for group in match.groups()[2:] if group is not None)
         if column in numbers:
-            try:
-                found.append((column, sign, float(value)))
-            except ValueError:
-                raise ConfigError(f"condition {shown(text)}: {column} is a number, but {shown(value)} is not") from None
+            if (number := as_number(value)) is None:
+                raise ConfigError(f"condition {shown(text)}: {column} is a number, but {shown(value)} is not")
+            found.append((column, sign, number))
         elif column in texts:
             if sign not in ("==", "=", "!="):
                 raise ConfigError(

@@ -15,7 +15,7 @@ from ddlsim.plain import check_separator, csv_rows
 from ddlsim.run.files import strategy_of
 from ddlsim.schema import refuse_code
 from ddlsim.strategies import contract
-from ddlsim.units import parse
+from ddlsim.units import as_number, parse
 from ddlsim.workload.model import load_model
 
 NUMBERS = ("workers", "batch_size", "accumulation", "nodes", "throughput", "tokens_per_s", "step_time")
@@ -181,15 +181,12 @@ def _quantity(cell: str, unit: str, name: str, where: str) -> float:
     example = "step_time (ms)" if name == "step_time" else "throughput (images/s)"
     if not cell:
         raise ConfigError(f"{where}: is empty; add the measured value, or leave the row out")
-    try:
-        value = float(cell)
-    except ValueError:
-        pass
-    else:
-        if not unit:
-            remedy = f"add it to the name of the column, such as {example!r}"
-            raise ConfigError(f"{where}: {shown(cell)} has no unit; {remedy}")
-        cell = f"{value!r} {unit}" if math.isfinite(value) else cell
+    number = as_number(cell)
+    if number is not None and not unit:
+        remedy = f"add it to the name of the column, such as {example!r}"
+        raise ConfigError(f"{where}: {shown(cell)} has no unit; {remedy}")
+    if number is not None and math.isfinite(number):
+        cell = f"{number!r} {unit}"
     value = parse(cell, dimension, where)
     if not value > 0.0:
         raise ConfigError(f"{where}: {shown(cell)}: must be above 0")

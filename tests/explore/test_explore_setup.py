@@ -167,6 +167,13 @@ def test_the_first_choice_of_a_setting_is_what_the_class_does():
     assert "pipedream" in found["order"].choices
 
 
+def test_the_choices_are_all_words_of_a_rule():
+    found = {context.name: context for context in settings_of(ddlsim.FSDP)}
+    assert found["recompute"].choices == ("none", "selective", "operators", "full", "early-stop")
+    found = {context.name: context for context in settings_of(ddlsim.DPSGD)}
+    assert set(found["graph"].choices) == {"ring", "bipartite", "complete"}
+
+
 def test_a_screen_hears_of_changes_while_it_is_shown():
     setup, heard = Setup(screen="run"), []
     setup.when_shown("run", lambda: heard.append(setup.batch_size))
