@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.compiler import kernel, pasted
+from ddlsim.compiler import entry, inlined
 from ddlsim.nn.vectors import WIDTH, add, fma, load, splat, store, total, zeros
 
 LANES = 2 * WIDTH
@@ -27,14 +27,14 @@ _Floats = npt.NDArray[np.floating]
 _Ints = npt.NDArray[np.int64]
 
 
-@kernel
+@entry
 def plane_size(space: tuple[int, int]) -> int:
     """Return the elements of one channel: height * width * LANES, plus LANES unused ones if height * width is even,
     because channels a power of two apart would compete for the same few cache lines."""
     return ((space[0] * space[1]) | 1) * LANES
 
 
-@kernel
+@entry
 def pack(
     weight: _Floats, packed: _Floats, groups: int, n_out: int, n_in: int, n_taps: int, tile: int, swap: bool
 ) -> None:
@@ -52,7 +52,7 @@ def pack(
                     packed[at] = weight[((g * n_out + o) * n_in + c) * n_taps + t] if j < n_to else 0.0
 
 
-@pasted
+@inlined
 def _store2(out, at, step, last, a, b):  # type: ignore[no-untyped-def]
     """Store two vectors `step` elements apart, omitting those after the `last`."""
     if last >= 0:
@@ -61,7 +61,7 @@ def _store2(out, at, step, last, a, b):  # type: ignore[no-untyped-def]
         store(out, at + step, b)
 
 
-@kernel
+@entry
 def correlate4(
     x: _Floats, packed: _Floats, bias: _Floats, out: _Floats, n_samples: int, groups: int, n_in: int,
     n_out: int, in_space: tuple[int, int], out_space: tuple[int, int], kernel_width: int,
@@ -127,7 +127,7 @@ def correlate4(
                             _store2(out, at + 4 * out_plane + WIDTH + 2 * out_plane, out_plane, last2 - 2, z, z)
 
 
-@kernel
+@entry
 def correlate6(
     x: _Floats, packed: _Floats, bias: _Floats, out: _Floats, n_samples: int, groups: int, n_in: int,
     n_out: int, in_space: tuple[int, int], out_space: tuple[int, int], kernel_width: int,
@@ -193,7 +193,7 @@ def correlate6(
                             _store2(out, at + 6 * out_plane + WIDTH + 4 * out_plane, out_plane, 1, z, z)
 
 
-@kernel
+@entry
 def _inside(n_out: int, n_in: int, stride: int, shift: int, low: int, high: int) -> tuple[int, int]:
     """Return the range (first, end) of outputs in low..high-1 whose input o * stride + shift exists."""
     first = max(low, 0 if shift >= 0 else (-shift + stride - 1) // stride)
@@ -201,7 +201,7 @@ def _inside(n_out: int, n_in: int, stride: int, shift: int, low: int, high: int)
     return first, max(first, min(high, n_out, behind))
 
 
-@kernel
+@entry
 def weight_gradient(
     x: _Floats, dy: _Floats, dw: _Floats, n_samples: int, groups: int, n_in: int, n_out: int,
     in_space: tuple[int, int], out_space: tuple[int, int], kernel: tuple[int, int],
@@ -263,7 +263,7 @@ def weight_gradient(
                                 _add3(dw, at, n_taps, c_last, a30, a31, a32)
 
 
-@pasted
+@inlined
 def _add3(dw, at, step, last, a, b, c):  # type: ignore[no-untyped-def]
     """Add the lane sums of three vectors to elements `step` apart, omitting those after the `last`."""
     dw[at] += total(a)
@@ -273,7 +273,7 @@ def _add3(dw, at, step, last, a, b, c):  # type: ignore[no-untyped-def]
         dw[at + 2 * step] += total(c)
 
 
-@kernel
+@entry
 def weight_gradient1(
     x: _Floats, dy: _Floats, dw: _Floats, n_samples: int, groups: int, n_in: int, n_out: int,
     in_space: tuple[int, int], out_space: tuple[int, int], kernel: tuple[int, int],
@@ -323,7 +323,7 @@ def weight_gradient1(
                                 _add3(dw, at + 3 * jump, jump, last - 3, add(a3, b3), add(a4, b4), add(a5, b5))
 
 
-@kernel
+@entry
 def bias_gradient(dy: _Floats, db: _Floats, n_blocks: int, channels: int, space: tuple[int, int]) -> None:
     """Add to `db` (channels,) the sums of `dy` over samples and pixels."""
     for b in range(n_blocks):
