@@ -478,19 +478,14 @@ class Engine:
         if shape.headers.any():
             self.net.counts.has_headers = 1
         table = self._append("tables", shape.recv_message + self._used.get("messages", 0))
-        step, steps = self._extend("steps", len(shape.steps))
+        step, steps = self._extend("steps", len(shape.steps["next"]))
         message, messages = self._extend("messages", shape.n_messages)
-        steps[:], messages[:] = shape.steps, shape.messages
+        places = {"step": step, "route": route, "weight": weight}
+        places |= {"send": message, "send_end": message, "recv": table, "recv_end": table}
+        for rows, columns in ((steps, shape.steps), (messages, shape.messages)):
+            for name, column in columns.items():
+                rows[name] = column + places.get(name, 0)
         steps["next"] += np.where(steps["next"] < 0, 0, step)
-        for rows, place, names in (
-            (steps, message, ("send", "send_end")),
-            (steps, table, ("recv", "recv_end")),
-            (messages, step, ("step",)),
-            (messages, route, ("route",)),
-            (messages, weight, ("weight",)),
-        ):
-            for name in names:
-                rows[name] += place
         messages["source"], messages["target"] = source, target
         thread = self._append("tables", np.where(shape.first_step < 0, -1, step + shape.first_step))
         bound = shape.sends_bound + self.net.counts.ahead * shape.n_ranks * shape.n_lanes

@@ -15,7 +15,7 @@ import numpy as np
 from ddlsim.collectives import Round, Schedule
 from ddlsim.compiler import entry
 from ddlsim.errors import ConfigError
-from ddlsim.network.state import MESSAGE, STEP, Floats, Ints, Places, Records
+from ddlsim.network.state import Floats, Ints, Places
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Program:
 
     n_ranks, n_lanes   threads are numbered lane * n_ranks + rank
     first_step         (n_threads,) first step of each thread, -1 if it has none
-    steps              STEP records
-    messages           MESSAGE records, sorted by the steps that send them, without nodes
+    steps              (n_steps,) columns of STEP
+    messages           (n_messages,) columns of MESSAGE, in the order of the steps that send them, without nodes
     recv_message       (n_messages,) messages in the order of the steps that receive them
     weights            message sizes for a buffer of 1 byte; that of a message is at place ``weight``, and ``stride``
                        places further in each repetition
@@ -38,8 +38,8 @@ class Program:
     n_ranks: int
     n_lanes: int
     first_step: Places
-    steps: Records
-    messages: Records
+    steps: dict[str, Places]
+    messages: dict[str, Places]
     recv_message: Places
     weights: Floats
     headers: Floats
@@ -50,7 +50,7 @@ class Program:
     @property
     def n_messages(self) -> int:
         """Number of messages, without repetitions."""
-        return len(self.messages)
+        return len(self.messages["src"])
 
     @functools.cached_property
     def n_deliveries(self) -> int:
@@ -168,23 +168,25 @@ def compile_schedule(schedule: Schedule, sizes: Sequence[Floats] | None = None) 
     n_steps = find_steps(src, dst, round_of, repeat, threads, steps, ends)
     step_send, by_step = _grouped(ends[0], n_steps)
     order = by_step.astype(np.intp)  # the index type of `take`
-    messages, step_rows = np.zeros(len(src), dtype=MESSAGE), np.zeros(n_steps, dtype=STEP)
-    messages["step"] = ends[1].take(order)
-    step_recv, recv_message = _grouped(messages["step"], n_steps)
+    receiving, numbers = ends[1].take(order), np.arange(len(src), dtype=np.int32)
+    step_recv, recv_message = _grouped(receiving, n_steps)
     weights, headers, place, stride = _weights(schedule, rounds, sizes)
-    reduced = np.repeat([r.reduce for r in rounds], n_in_round)
-    for name, column in (("src", src), ("dst", dst), ("weight", place), ("stride", stride), ("reduce", reduced)):
-        messages[name] = column.take(order)
-    messages["route"] = messages["counter"] = np.arange(len(src))
-    step_rows["next"], step_rows["repeat"] = steps[:, :n_steps]
-    step_rows["send"], step_rows["send_end"] = step_send[:-1], step_send[1:]
-    step_rows["recv"], step_rows["recv_end"] = step_recv[:-1], step_recv[1:]
+    reduced = np.repeat(np.array([r.reduce for r in rounds], dtype=np.int32), n_in_round)
+    columns = {"src": src, "dst": dst, "weight": place, "stride": stride, "reduce": reduced}
+    sent = {name: column.take(order) for name, column in columns.items()}
     return Program(
         n_ranks=n_ranks,
         n_lanes=n_lanes,
         first_step=threads[0],
-        steps=step_rows,
-        messages=messages,
+        steps={
+            "next": steps[0, :n_steps],
+            "repeat": steps[1, :n_steps],
+            "send": step_send[:-1],
+            "send_end": step_send[1:],
+            "recv": step_recv[:-1],
+            "recv_end": step_recv[1:],
+        },
+        messages={**sent, "step": receiving, "route": numbers, "counter": numbers},
         recv_message=recv_message,
         weights=weights,
         headers=headers,
