@@ -34,9 +34,6 @@ _SCALARS = {
     types.float64: ("builtins:float", "numpy:float64"),
     types.boolean: ("builtins:bool", "numpy:bool_"),
 }
-#: of numba's runtime, what kernels with arrays of their own need (numba/core/runtime/nrt.h)
-_MEM_INFO = ir.LiteralStructType([_WORD, _OBJECT, _OBJECT, _OBJECT, _WORD, _OBJECT])
-_LINE = 64  # size in bytes reserved for a MemInfo, in front of the memory; also the alignment of the memory
 
 
 class NoImageError(NotImplementedError):
@@ -55,18 +52,16 @@ def _items(kind: Any) -> list[Any]:
     return list(kind)
 
 
-def linked(name: str, compiled: Any, machine: Any, context: Any, *, without_gil: bool, addressed: bool) -> bytes:
+def linked(name: str, compiled: Any, machine: Any, context: Any, *, addressed: bool) -> bytes:
     """Return a header in JSON, a newline and the image of a function that numba has compiled to optimised LLVM code.
 
     Raises NoImageError if it is not supported.
     """
     module = compiled.library._final_module
-    caller = _Caller(context, compiled, without_gil=without_gil)
+    caller = _Caller(context, compiled)
     caller.write()
     if addressed:
         caller.write_addressed()
-    if any(function.name.startswith("NRT_") for function in module.functions):
-        caller.write_runtime()
     module.link_in(llvm.parse_assembly(str(caller.module)))
     for defined in (*module.functions, *module.global_variables):
         if not defined.is_declaration and defined.name not in ("ddlsim_call", "ddlsim_address"):
@@ -107,8 +102,8 @@ def _dtype_text(dtype: Any) -> str:
 class _Caller:
     """Writes LLVM functions that call a kernel."""
 
-    def __init__(self, context: Any, compiled: Any, *, without_gil: bool) -> None:
-        self.context, self.without_gil = context, without_gil
+    def __init__(self, context: Any, compiled: Any) -> None:
+        self.context = context
         self.arguments = tuple(compiled.signature.args)
         self.result = types.unliteral(compiled.signature.return_type)
         self.module = ir.Module("ddlsim_call")
@@ -233,11 +228,9 @@ class _Caller:
         for i, kind in enumerate(self.arguments):
             thing = self.builder.load(self.builder.gep(given, [ir.Constant(_INT, i)]))
             values.append(self._unpacked(thing, kind))
-        if self.without_gil:
-            state = self._python(_OBJECT, "PyEval_SaveThread")
+        state = self._python(_OBJECT, "PyEval_SaveThread")
         status, returned = self._call(values)
-        if self.without_gil:
-            self._python(ir.VoidType(), "PyEval_RestoreThread", state)
+        self._python(ir.VoidType(), "PyEval_RestoreThread", state)
         with self.builder.if_then(status.is_error, likely=False):
             text = self._constant("builtins:RuntimeError")
             self._python(ir.VoidType(), "PyErr_SetNone", text)
@@ -257,28 +250,6 @@ class _Caller:
             self.builder.ret_void()
         else:
             self.builder.ret(returned)
-
-    def write_runtime(self) -> None:
-        """Write functions that allocate and free arrays."""
-        kind = ir.FunctionType(_OBJECT, [_WORD, _INT])
-        allocate = ir.Function(self.module, kind, "NRT_MemInfo_alloc_aligned")
-        self.builder = ir.IRBuilder(allocate.append_basic_block())
-        place, line = self.builder.alloca(_OBJECT), ir.Constant(_WORD, _LINE)
-        total = self.builder.add(allocate.args[0], line)
-        failed = self._python(_INT, "posix_memalign", place, line, total)
-        with self.builder.if_then(self.builder.icmp_signed("!=", failed, ir.Constant(_INT, 0)), likely=False):
-            self.builder.ret(_NULL)
-        memory = self.builder.load(place)
-        info = ir.Constant(_MEM_INFO, [1, None, None, None, 0, None])
-        info = self.builder.insert_value(info, self.builder.gep(memory, [line]), 3)
-        info = self.builder.insert_value(info, allocate.args[0], 4)
-        self.builder.store(info, self.builder.bitcast(memory, _MEM_INFO.as_pointer()))
-        self.builder.ret(memory)
-        for name in ("NRT_MemInfo_call_dtor", "NRT_Free"):
-            free = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [_OBJECT]), name)
-            self.builder = ir.IRBuilder(free.append_basic_block())
-            self._python(ir.VoidType(), "free", free.args[0])
-            self.builder.ret_void()
 
 
 #: relocations of ELF on x86-64

@@ -31,7 +31,6 @@ if TYPE_CHECKING or not LOADS:
     from ddlsim.numba_compiler import files as files
     from ddlsim.numba_compiler import inlined as inlined
     from ddlsim.numba_compiler import is_kept as is_kept
-    from ddlsim.numba_compiler import kernel as kernel
     from ddlsim.numba_compiler import kernels as kernels
 
     def deferred(module: str, name: str = "") -> Any:
@@ -145,7 +144,7 @@ else:
                 self.load()
                 is_kept()
                 try:
-                    code = _numba("image")(self._exporter, kinds, self._decorator)
+                    code = _numba("image")(self._exporter, kinds, addressed=self._decorator == "addressed")
                 except BaseException:  # such as KeyboardInterrupt
                     vars(self).pop("_exporter", None)  # which may contain incomplete code
                     raise
@@ -161,7 +160,7 @@ else:
 
         @functools.cached_property
         def _exporter(self) -> Any:
-            return _numba("exported")(_with_numba(self.py_func), self._decorator)
+            return _numba("exported")(_with_numba(self.py_func))
 
         @functools.cached_property
         def dispatcher(self) -> Any:
@@ -195,5 +194,5 @@ else:
     #: a reference to a module that imports numba, or to the object `name` in it, resolved when numba compiles
     deferred = _Deferred
     # the decorators of ddlsim.numba_compiler
-    entry, addressed, kernel = (functools.partial(_Kernel, decorator=name) for name in ("entry", "addressed", "kernel"))
+    entry, addressed = (functools.partial(_Kernel, decorator=name) for name in ("entry", "addressed"))
     inlined, called = (functools.partial(_Part, decorator=name) for name in ("inlined", "called"))

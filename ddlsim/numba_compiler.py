@@ -33,7 +33,6 @@ from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.cpu import CPUContext
 from numba.core.errors import NumbaError
 from numba.core.ir_utils import build_definitions
-from numba.core.runtime.nrt import rtsys
 from numba.core.ssa import reconstruct_ssa
 
 from ddlsim.code_images import NoImageError, is_supported, linked, target_machine
@@ -70,10 +69,8 @@ class Cache(caching.FunctionCache):  # type: ignore[misc,unused-ignore]
         """Load compiled code, if it is in the cache.
 
         This skips numba's refresh, which imports everything that numba can compile, and scipy's linear algebra. For
-        code that is already compiled, it would take half a second; the compiler refreshes by itself. Cached code needs
-        only numba's runtime, if it counts references.
+        code that is already compiled, it would take half a second; the compiler refreshes by itself.
         """
-        rtsys.initialize(target_context)
         with self._guard_against_spurious_io_errors():
             return self._load_overload(sig, target_context)
 
@@ -268,17 +265,6 @@ class _PartCode(_Unloaded, _Code):
         self._finalized = True
 
 
-class _OwnCode(JITCodeLibrary):
-    """Code of a function that is optimised like numba's, with one pass manager for all functions."""
-
-    def _optimize_functions(self, ll_module: Any) -> None:
-        ll_module.data_layout = self._codegen._data_layout
-        passes, builder = self._codegen._function_pass_manager()
-        for function in ll_module.functions:
-            if not function.is_declaration:
-                passes.run(function, builder)
-
-
 class _WholeCode(_Code):
     """Code with all its parts."""
 
@@ -377,20 +363,6 @@ class _StripPhis(typed_passes.PreLowerStripPhis):  # type: ignore[misc,unused-ig
         return True
 
 
-_STEPS_ALONE = (
-    untyped_passes.TranslateByteCode,
-    untyped_passes.FixupArgs,
-    untyped_passes.IRProcessing,
-    untyped_passes.GenericRewrites,
-    untyped_passes.ReconstructSSA,
-    typed_passes.NopythonTypeInference,
-    typed_passes.PreLowerStripPhis,
-    typed_passes.IRLegalization,
-    typed_passes.AnnotateTypes,
-    _NativeLowering,
-    typed_passes.NoPythonBackend,
-)
-
 _STEPS = (
     untyped_passes.TranslateByteCode,
     untyped_passes.FixupArgs,
@@ -408,7 +380,6 @@ class _Whole(compiler.CompilerBase):  # type: ignore[misc,unused-ignore]
     """Compiles functions called by Python."""
 
     code: type[JITCodeLibrary] = _WholeCode
-    steps: tuple[Any, ...] = _STEPS
 
     def __init__(self, typing: Any, target: Any, library: Any, args: Any, result: Any, flags: Any, types: Any) -> None:
         super().__init__(typing, target, library, args, result, _Flags(flags), types)
@@ -417,7 +388,7 @@ class _Whole(compiler.CompilerBase):  # type: ignore[misc,unused-ignore]
     def define_pipelines(self) -> list[Any]:
         """Return the single pipeline."""
         manager = PassManager("ddlsim")
-        for step in self.steps:
+        for step in _STEPS:
             manager.add_pass(step, step.__name__)
         manager.finalize()
         return [manager]
@@ -438,18 +409,7 @@ class _Part(_Whole):
     code = _PartCode
 
 
-class _Alone(_Whole):
-    """Compiles independent functions."""
-
-    code = _OwnCode
-    steps = _STEPS_ALONE
-
-
 class _ExportedWholeCode(_Unloaded, _WholeCode):
-    pass
-
-
-class _ExportedOwnCode(_Unloaded, _OwnCode):
     pass
 
 
@@ -457,12 +417,6 @@ class _ExportedWhole(_Whole):
     """Compiles functions to images (:func:`image`)."""
 
     code = _ExportedWholeCode
-
-
-class _ExportedAlone(_Alone):
-    """Compiles independent functions to images."""
-
-    code = _ExportedOwnCode
 
 
 #: Kernels never allocate, so they need no reference counting (nrt).
@@ -482,19 +436,15 @@ def _kept(**options: Any) -> _Decorator:
 entry: _Decorator = _kept(**_ENTRY)
 #: For functions called by Python, and by other compiled code through their address.
 addressed: _Decorator = _kept(**_ADDRESSED)
-#: For independent functions, which are compiled to the same code as by numba's default.
-kernel: _Decorator = _kept(pipeline_class=_Alone)
 
 
-def exported(function: Callable[..., Any], decorator: str) -> Any:
+def exported(function: Callable[..., Any]) -> Any:
     """Return numba's compiler of a function whose code Python calls as an image."""
-    if decorator == "kernel":
-        return nb.njit(**_BARE, pipeline_class=_ExportedAlone)(function)
     return nb.njit(**_OPTIONS, **_BARE, pipeline_class=_ExportedWhole)(function)
 
 
 @global_compiler_lock
-def image(compiler: Any, arguments: tuple[Any, ...], decorator: str) -> bytes | None:
+def image(compiler: Any, arguments: tuple[Any, ...], *, addressed: bool) -> bytes | None:
     """Compile a function for argument types, and return a header and position-independent machine code.
 
     Returns None if only numba's own dispatcher can call the function with these types, or explain why it cannot.
@@ -509,8 +459,7 @@ def image(compiler: Any, arguments: tuple[Any, ...], decorator: str) -> bytes | 
             compiler.overloads[arguments],
             target_machine(codegen._get_host_cpu_name(), codegen._get_host_cpu_features()),
             compiler.targetctx,
-            without_gil=decorator != "kernel",
-            addressed=decorator == "addressed",
+            addressed=addressed,
         )
     except (NumbaError, NoImageError):
         return None

@@ -13,7 +13,6 @@ from numba.core.errors import TypingError
 
 from ddlsim.numba_compiler import called, inlined
 from ddlsim.numba_compiler import entry as cached
-from ddlsim.numba_compiler import kernel as cached_kernel
 
 
 def uncached(compiled):
@@ -87,22 +86,9 @@ def test_operators_that_numba_compiles_from_python():
     def work(a, n, x):
         return a**n, x**n, n in (2, 3), x % 2.0, a // n, min(a, n), max(x, 1.0)
 
-    for decorated in (entry(work), uncached(cached_kernel(work))):
-        assert decorated(3, 2, 1.5) == (9, 2.25, True, 1.5, 1, 2, 1.5)
-        assert decorated(-3, 4, 0.5) == (81, 0.0625, False, 0.5, -1, -3, 1.0)
-
-
-def test_kernels_allocate_and_raise():
-    def work(n, m):
-        total = np.zeros(n)
-        for i in range(n):
-            total[i] = i // m
-        return total.sum()
-
-    compiled = uncached(cached_kernel(work))
-    assert compiled(5, 2) == 0 + 0 + 1 + 1 + 2
-    with pytest.raises(ZeroDivisionError):
-        compiled(5, 0)
+    compiled = entry(work)
+    assert compiled(3, 2, 1.5) == (9, 2.25, True, 1.5, 1, 2, 1.5)
+    assert compiled(-3, 4, 0.5) == (81, 0.0625, False, 0.5, -1, -3, 1.0)
 
 
 def test_records_and_tuples():

@@ -61,23 +61,6 @@ class _UnderWay(NamedTuple):
     carried: Floats
 
 
-def channel_nbytes(net: Net, now: float) -> Floats:
-    """Return the bytes that each channel has carried by `now`, including messages in flight, (n_channels,)."""
-    moving = _under_way(net, now)
-    channel, of, share = _crossed(net, moving.slot)
-    n = net.counts.n_linked
-    queued = _queued(net, now)
-    carried = np.bincount(channel, moving.carried[of] * share, n) + np.bincount(queued.channel, queued.carried, n)
-    return _sum(net.channels, "nbytes")[:n] + carried
-
-
-def channel_busy(net: Net, now: float) -> Floats:
-    """Return the seconds for which each channel has been busy by `now`, (n_channels,)."""
-    channel, start = _open_intervals(net, now)
-    n = net.counts.n_linked
-    return net.channels["busy"][:n] + np.bincount(channel, now - start, n)
-
-
 def open_intervals(net: Net, now: float) -> Records:
     """Return the busy intervals that are open at `now`, with this as their end."""
     return busy_rows(*_open_intervals(net, now), now)
@@ -85,26 +68,26 @@ def open_intervals(net: Net, now: float) -> Records:
 
 def accounts(net: Net, now: float, capacity: Floats) -> Accounts:
     """Return the totals as of `now`; `capacity`, (n_channels,) bytes/s, is the largest one of each channel."""
-    n = net.counts.n_linked
-    none = np.zeros(n)
-    slots = net.slots
+    n, slots = net.counts.n_linked, net.slots
     live = np.flatnonzero(slots["state"] != st.FREE)
-    if not len(live):
-        return _accounts(net, capacity, none, none, 0.0, 0.0)
-    nbytes = slots["nbytes"][live]
-    routes = net.routes[slots["route"][live]]
-    ahead = np.where(slots["state"][live] == st.DELIVERING, 0.0, nbytes)  # messages that have arrived are on no channel
-    moving = _under_way(net, now)
-    ahead[np.searchsorted(live, moving.slot)] -= moving.carried
+    moving, queued, ahead = _in_flight(net, now)
     channel, of, share = _crossed(net, moving.slot)
+    carried = np.bincount(channel, moving.carried[of] * share, n) + np.bincount(queued.channel, queued.carried, n)
     opened, start = _open_intervals(net, now)
-    queued = _queued(net, now)
-    ahead[np.searchsorted(live, queued.slot)] = 0.0
-    carried = none + np.bincount(channel, moving.carried[of] * share, n)
-    carried += np.bincount(queued.channel, queued.carried, n)
-    busy = none + np.bincount(opened, now - start, n)
-    ahead_crossings = float(ahead @ routes["n_hops"]) + float(queued.ahead.sum())
-    return _accounts(net, capacity, carried, busy, float(nbytes.sum()), ahead_crossings)
+    n_hops = net.routes["n_hops"][slots["route"][live]]
+    shaped, none = bool(net.counts.shaped), np.zeros(n)
+    return Accounts(
+        nbytes=_sum(net.channels, "nbytes")[:n] + carried,
+        busy=net.channels["busy"][:n] + np.bincount(opened, now - start, n),
+        issued=issued(net),
+        delivered=net.reals.delivered + net.reals.delivered_low,
+        in_flight=float(slots["nbytes"][live].sum()),
+        issued_crossings=net.reals.issued_hops + net.reals.issued_hops_low,
+        left_crossings=float(ahead[live] @ n_hops) + float(queued.ahead.sum()),
+        passed=net.buckets["passed"][:n].copy() if shaped else none,
+        capacity=capacity[:n],
+        burst=net.buckets["burst"][:n].copy() if shaped else none,
+    )
 
 
 def traffic_of(net: Net, now: float, own: Bools) -> tuple[Floats, float, int]:
@@ -121,12 +104,8 @@ def traffic_of(net: Net, now: float, own: Bools) -> tuple[Floats, float, int]:
     nbytes += np.bincount(channel, before["passed"][of] * share, n)
     live = np.flatnonzero(net.slots["state"] != st.FREE).astype(np.int32)
     live = live[own[net.slots["route"][live]]]
-    moving = _under_way(net, now)
-    ahead = np.where(net.slots["state"] == st.DELIVERING, 0.0, net.slots["nbytes"])
-    ahead[moving.slot] -= moving.carried
+    _, queued, ahead = _in_flight(net, now)
     channel, of, share = _crossed(net, live)
-    queued = _queued(net, now)
-    ahead[queued.slot] = 0.0
     nbytes -= np.bincount(channel, ahead[live][of] * share, n)
     is_own = own[net.slots["route"][queued.slot]]
     nbytes -= np.bincount(queued.channel[is_own], queued.ahead[is_own], n)
@@ -134,25 +113,15 @@ def traffic_of(net: Net, now: float, own: Bools) -> tuple[Floats, float, int]:
     return np.maximum(nbytes, 0.0), math.fsum(issued[used]), n_messages
 
 
-def _accounts(
-    net: Net, capacity: Floats, nbytes: Floats, busy: Floats, in_flight: float, left_crossings: float
-) -> Accounts:
-    """Add what is in flight to the booked totals."""
-    n = len(nbytes)
-    shaped = bool(net.counts.shaped)
-    none = np.zeros(n)
-    return Accounts(
-        nbytes=_sum(net.channels, "nbytes")[:n] + nbytes,
-        busy=net.channels["busy"][:n] + busy,
-        issued=issued(net),
-        delivered=net.reals.delivered + net.reals.delivered_low,
-        in_flight=in_flight,
-        issued_crossings=net.reals.issued_hops + net.reals.issued_hops_low,
-        left_crossings=left_crossings,
-        passed=net.buckets["passed"][:n].copy() if shaped else none,
-        capacity=capacity[:n],
-        burst=net.buckets["burst"][:n].copy() if shaped else none,
-    )
+def _in_flight(net: Net, now: float) -> tuple[_UnderWay, _Queued, Floats]:
+    """Return the messages that use bandwidth, those in queues, and the bytes of the message in each slot that are still
+    to pass all channels of its route, (n_slots,)."""
+    moving, queued = _under_way(net, now), _queued(net, now)
+    # messages that have arrived are on no channel
+    ahead = np.where(net.slots["state"] == st.DELIVERING, 0.0, net.slots["nbytes"])
+    ahead[moving.slot] -= moving.carried
+    ahead[queued.slot] = 0.0
+    return moving, queued, ahead
 
 
 def _sum(rows: Records, name: str) -> Floats:

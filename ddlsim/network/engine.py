@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlsim.cluster import LinkDetails
+from ddlsim.cluster import Cluster, LinkDetails
 from ddlsim.cluster.cluster import Routes
 from ddlsim.cluster.details import LEAST_TIMEOUT, PROTOCOLS, LinkDetail, route_overhead, window_under_loss
 from ddlsim.collectives import Schedule
@@ -33,35 +33,17 @@ from ddlsim.network.build import (
     with_split,
 )
 from ddlsim.network.busy import Logged
-from ddlsim.network.changes import CAPACITY, REROUTE, Around, Epochs, Fault, changes_of, shares_of
-from ddlsim.network.program import Program, compile_schedule, write_frames, write_messages, write_routes, write_steps
+from ddlsim.network.changes import CAPACITY, REROUTE, Epochs, Fault, changes_of, shares_of
+from ddlsim.network.program import Program, compile_schedule, write_frames, write_routes
+from ddlsim.network.sources import WithSources
 from ddlsim.network.state import Bools, Floats, Ints, Table, grown
 
 #: a row of state.TRANSPORT
-_Transport = tuple[float, float, float, float, float, float, float, float, float, float, int, int, int]
+_Transport = tuple[float, ...]
 _BY_ITSELF: _Transport = (0.0, 0.0, 0.0, math.inf, math.inf, 0.0, 0.0, 0.0, math.inf, 0.0, -1, -1, 0)
-
-
-class _Terms(NamedTuple):
-    """Properties of a connection (docs/models/transport.md), in the order of state.TRANSPORT.
-
-    limit    bytes/s, inf if the path is narrower
-    ordered  1 if messages wait for each other
-    """
-
-    rendezvous: float
-    round_trip: float
-    full: float
-    initial: float
-    timeout: float
-    least: float
-    single: float
-    burst: float
-    window: float
-    window_spread: float
-    limit: float
-    ordered: int
-    queued_acks: int
+#: properties of a connection (docs/models/transport.md), by their names in state.TRANSPORT; and its `limit` in bytes/s
+#: (inf: the path is narrower), and whether messages wait for each other (`ordered`)
+_Terms = dict[str, float]
 
 
 class Transports:
@@ -100,13 +82,14 @@ class Transports:
         if terms is None:
             return _BY_ITSELF
         channel = -1
-        if terms.limit < math.inf:
+        if terms["limit"] < math.inf:
             channel = self._n_channels
             self._n_channels += 1
-            self.limits.append(terms.limit)
-        self.connections.append((terms.initial, 0.0, 0.0, -1, -1, 0, terms.ordered, 0, 0, 0))
+            self.limits.append(terms["limit"])
+        self.connections.append((terms["initial"], 0.0, 0.0, -1, -1, 0, int(terms["ordered"]), 0, 0, 0))
         self._n += 1
-        return (*terms[:10], self._n - 1, channel, terms.queued_acks)
+        terms = terms | {"connection": self._n - 1, "channel": channel}
+        return tuple([terms[name] for name in st.TRANSPORT.names or ()])
 
 
 def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms | None:
@@ -127,7 +110,7 @@ def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms
     each = min((detail.flow_rate for detail in named if detail.flow_rate), default=math.inf)
     limit = first.connections * min(each, window / round_trip if round_trip else math.inf)
     return _Terms(
-        rendezvous=first.rendezvous,
+        eager=first.rendezvous,
         round_trip=round_trip,
         full=min(limit, rate) * round_trip,
         initial=math.inf if first.warm else first.connections * protocol.segments * segment,
@@ -138,8 +121,8 @@ def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms
         window=first.connections * window,
         window_spread=first.window_spread,
         limit=limit if limit < rate else math.inf,
-        ordered=int(not first.unordered),
-        queued_acks=int(first.queued_acks),
+        ordered=not first.unordered,
+        queued_acks=first.queued_acks,
     )
 
 
@@ -150,62 +133,8 @@ _LOG_REPEATS = 1 << 10  # replayed rounds that fit in it
 _NOT_JOINED = np.array((-1, st.NOT_JOINED, 0, 0, 0), dtype=st.THREAD)
 
 
-class Interconnect(Protocol):
-    """Typing protocol for the properties of a cluster that the network engine reads.
-
-    :class:`ddlsim.cluster.Cluster` implements it.
-    """
-
-    @property
-    def channel_capacity(self) -> Floats:
-        """Capacity of each channel in bytes/s, shape (n_channels,)."""
-
-    @property
-    def link_channel(self) -> Ints:
-        """Channel of each link, shape (n_links,)."""
-
-    @property
-    def link_latency(self) -> Floats:
-        """Latency of each link in s, shape (n_links,)."""
-
-    @property
-    def send_overhead(self) -> Floats:
-        """Overhead of sending a message in s, for each node, shape (n_nodes,)."""
-
-    @property
-    def recv_overhead(self) -> Floats:
-        """Overhead of receiving a message in s, for each node, shape (n_nodes,)."""
-
-    @property
-    def reduce_time(self) -> Floats:
-        """Time to reduce a byte in s, for each node, shape (n_nodes,)."""
-
-    @property
-    def details(self) -> LinkDetails | None:
-        """Optional properties of all links, such as protocol limits; None: all links are ideal."""
-
-    @property
-    def link_seed(self) -> int | None:
-        """Seed of windows that vary between messages; None: 0."""
-        ...
-
-    @property
-    def reverse_link(self) -> Ints:
-        """For each link, the link in the opposite direction, or -1 if there is none, shape (n_links,)."""
-
-    @property
-    def is_switch_port(self) -> Bools:
-        """For each link, whether it starts at a switch between machines, shape (n_links,)."""
-
-    @property
-    def splits(self) -> bool:
-        """Whether a message may be split over several paths."""
-
-    def split_routes(self, src: Ints, dst: Ints, flows: Ints | None) -> Routes:
-        """Return all links used by messages from ``src[i]`` to ``dst[i]``, with the share of the bytes on each link."""
-
-    def around(self, down: Iterable[int]) -> Around:
-        """Return the routes while the links `down` are unavailable."""
+#: the networks that can be simulated
+Interconnect: TypeAlias = Cluster | WithSources
 
 
 class Engine:
@@ -540,8 +469,8 @@ class Engine:
             return self._programs[key]
         shape = compile_schedule(schedule, sizes)
         # threads are numbered lane by lane, so "wrap" makes ranks of them
-        source, target = nodes.take(shape.src, mode="wrap"), nodes.take(shape.dst, mode="wrap")
-        lanes = (shape.src // shape.n_ranks).astype(np.int64)  # each lane (a channel of NCCL) has its own connections
+        source, target = (nodes.take(shape.messages[end], mode="wrap") for end in ("src", "dst"))
+        lanes = shape.messages["src"].astype(np.int64) // shape.n_ranks  # each (a channel of NCCL) has own connections
         route = self._add_routes(source, target, client, shape.latency, lanes)
         self.net.routes["handled"][route : route + shape.n_messages] = shape.handled
         weight = self._append("weights", shape.weights)
@@ -549,10 +478,15 @@ class Engine:
         if shape.headers.any():
             self.net.counts.has_headers = 1
         table = self._append("tables", shape.recv_message + self._used.get("messages", 0))
-        step, steps = self._extend("steps", len(shape.step_next))
+        step, steps = self._extend("steps", len(shape.steps["next"]))
         message, messages = self._extend("messages", shape.n_messages)
-        write_steps(steps, step, message, table, shape)
-        write_messages(messages, step, route, weight, source, target, shape)
+        places = {"step": step, "route": route, "weight": weight}
+        places |= {"send": message, "send_end": message, "recv": table, "recv_end": table}
+        for rows, columns in ((steps, shape.steps), (messages, shape.messages)):
+            for name, column in columns.items():
+                rows[name] = column + places.get(name, 0)
+        steps["next"] += np.where(steps["next"] < 0, 0, step)
+        messages["source"], messages["target"] = source, target
         thread = self._append("tables", np.where(shape.first_step < 0, -1, step + shape.first_step))
         bound = shape.sends_bound + self.net.counts.ahead * shape.n_ranks * shape.n_lanes
         program = self._append("programs", (thread, shape.n_ranks, shape.n_lanes, bound))
@@ -567,7 +501,8 @@ class Engine:
         threads, _ = self._extend("threads", n_threads)
         counters, _ = self._extend("counters", shape.n_messages + shape.n_ranks)
         self.net = self.net._replace(ready=grown(self.net.ready, len(self.net.threads)))
-        if self.net.counts.ahead or (shape.stride * shape.reduce).any():  # a repetition can overtake the one before
+        varying = shape.messages["stride"] * shape.messages["reduce"]
+        if self.net.counts.ahead or varying.any():  # a repetition can overtake the one before
             self.net = self.net._replace(arrivals=grown(self.net.arrivals, counters + shape.n_messages))
         if self._transports is not None:
             self.net = self.net._replace(parked=grown(self.net.parked, len(self.net.counters)))

@@ -303,7 +303,7 @@ class Network:
     @property
     def channel_nbytes(self) -> Floats:
         """Bytes carried by each channel, including parts of messages in flight, shape (n_channels,)."""
-        return accounts.channel_nbytes(self.engine.net, self.engine.now)[: self.n_channels]
+        return self.accounts().nbytes[: self.n_channels]
 
     @property
     def channel_overhead(self) -> Floats:
@@ -313,7 +313,7 @@ class Network:
     @property
     def channel_busy(self) -> Floats:
         """Busy time of each channel in s, shape (n_channels,)."""
-        return accounts.channel_busy(self.engine.net, self.engine.now)[: self.n_channels]
+        return self.accounts().busy[: self.n_channels]
 
     @property
     def nbytes_sent(self) -> float:

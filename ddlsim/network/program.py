@@ -15,7 +15,7 @@ import numpy as np
 from ddlsim.collectives import Round, Schedule
 from ddlsim.compiler import entry
 from ddlsim.errors import ConfigError
-from ddlsim.network.state import Floats, Ints, Places, Records
+from ddlsim.network.state import Floats, Ints, Places
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,11 @@ class Program:
 
     n_ranks, n_lanes   threads are numbered lane * n_ranks + rank
     first_step         (n_threads,) first step of each thread, -1 if it has none
-    step_next          (n_steps,) the step after all repetitions, -1 if there is none
-    step_repeat        (n_steps,) number of repetitions
-    step_send          (n_steps + 1,) offsets of the messages that are sent in each step
-    step_recv          (n_steps + 1,) offsets into `recv_message` of those that are received
-    recv_message       (n_messages,)
-    src, dst           (n_messages,) threads
-    receiving          (n_messages,) step of the receiver
-    reduce             (n_messages,) 1 if the receiver reduces the message
-    weights            message sizes for a buffer of 1 byte; that of a message is at place weight (n_messages,), and
-                       stride (n_messages,) places further in each repetition
+    steps              (n_steps,) columns of STEP
+    messages           (n_messages,) columns of MESSAGE, in the order of the steps that send them, without nodes
+    recv_message       (n_messages,) messages in the order of the steps that receive them
+    weights            message sizes for a buffer of 1 byte; that of a message is at place ``weight``, and ``stride``
+                       places further in each repetition
     headers            header bytes of the messages; as long as `weights`
     latency            (n_messages,) s from issue until the bytes flow, NaN: latency of the route; None: NaN for all
     handled            (n_messages,) see :class:`ddlsim.collectives.Round`; 1 by default
@@ -43,17 +38,9 @@ class Program:
     n_ranks: int
     n_lanes: int
     first_step: Places
-    step_next: Places
-    step_repeat: Places
-    step_send: Places
-    step_recv: Places
+    steps: dict[str, Places]
+    messages: dict[str, Places]
     recv_message: Places
-    src: Places
-    dst: Places
-    receiving: Places
-    reduce: Places
-    weight: Places
-    stride: Places
     weights: Floats
     headers: Floats
     latency: Floats | None
@@ -63,12 +50,12 @@ class Program:
     @property
     def n_messages(self) -> int:
         """Number of messages, without repetitions."""
-        return len(self.src)
+        return len(self.messages["src"])
 
     @functools.cached_property
     def n_deliveries(self) -> int:
         """Number of messages, including repetitions."""
-        return int(np.diff(self.step_send) @ self.step_repeat.astype(np.int64))
+        return int((self.steps["send_end"] - self.steps["send"]) @ self.steps["repeat"].astype(np.int64))
 
 
 @entry
@@ -120,24 +107,6 @@ def _grouped(keys: Places, n_keys: int) -> tuple[Places, Places]:
     items = np.empty(len(keys), dtype=np.int32)
     place(keys, offsets[:-1].copy(), items)
     return offsets, items
-
-
-def write_steps(rows: Records, step: int, message: int, table: int, program: Program) -> None:
-    """Fill STEP records; `step`, `message` and `table` are the offsets of the program in the net's arrays."""
-    rows["repeat"] = program.step_repeat
-    rows["next"] = np.where(program.step_next < 0, -1, step + program.step_next)
-    rows["send"], rows["send_end"] = message + program.step_send[:-1], message + program.step_send[1:]
-    rows["recv"], rows["recv_end"] = table + program.step_recv[:-1], table + program.step_recv[1:]
-
-
-def write_messages(
-    rows: Records, step: int, route: int, weight: int, source: Ints, target: Ints, program: Program
-) -> None:
-    """Fill MESSAGE records; `step`, `route` and `weight` are the offsets of the program in the net's arrays."""
-    numbers = np.arange(len(rows))
-    rows["src"], rows["dst"], rows["source"], rows["target"] = program.src, program.dst, source, target
-    rows["step"], rows["route"], rows["weight"] = step + program.receiving, route + numbers, weight + program.weight
-    rows["stride"], rows["reduce"], rows["counter"] = program.stride, program.reduce, numbers
 
 
 @entry
@@ -199,25 +168,26 @@ def compile_schedule(schedule: Schedule, sizes: Sequence[Floats] | None = None) 
     n_steps = find_steps(src, dst, round_of, repeat, threads, steps, ends)
     step_send, by_step = _grouped(ends[0], n_steps)
     order = by_step.astype(np.intp)  # the index type of `take`
-    receiving = ends[1].take(order)
+    receiving, numbers = ends[1].take(order), np.arange(len(src), dtype=np.int32)
     step_recv, recv_message = _grouped(receiving, n_steps)
     weights, headers, place, stride = _weights(schedule, rounds, sizes)
-    reduced = np.repeat(np.array([int(r.reduce) for r in rounds], dtype=np.int32), n_in_round)
+    reduced = np.repeat(np.array([r.reduce for r in rounds], dtype=np.int32), n_in_round)
+    columns = {"src": src, "dst": dst, "weight": place, "stride": stride, "reduce": reduced}
+    sent = {name: column.take(order) for name, column in columns.items()}
     return Program(
         n_ranks=n_ranks,
         n_lanes=n_lanes,
         first_step=threads[0],
-        step_next=steps[0, :n_steps],
-        step_repeat=steps[1, :n_steps],
-        step_send=step_send,
-        step_recv=step_recv,
+        steps={
+            "next": steps[0, :n_steps],
+            "repeat": steps[1, :n_steps],
+            "send": step_send[:-1],
+            "send_end": step_send[1:],
+            "recv": step_recv[:-1],
+            "recv_end": step_recv[1:],
+        },
+        messages={**sent, "step": receiving, "route": numbers, "counter": numbers},
         recv_message=recv_message,
-        src=src.take(order),
-        dst=dst.take(order),
-        receiving=receiving,
-        reduce=reduced.take(order),
-        weight=place.take(order),
-        stride=stride.take(order),
         weights=weights,
         headers=headers,
         latency=_latency(rounds, order),

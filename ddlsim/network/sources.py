@@ -16,7 +16,7 @@ from ddlsim.network.state import Bools, Floats, Ints
 
 
 class WithSources:
-    """A cluster with traffic sources (:class:`~ddlsim.network.engine.Interconnect`).
+    """A cluster with traffic sources.
 
     at     nodes that the sources send from; source i is the node ``cluster.n_nodes + i``, with a link of its own behind
            those of the cluster

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.compiler import kernel
+from ddlsim.compiler import entry
 from ddlsim.nn.vectors import ONE, WIDTH, simd
 
 LANES = 2 * WIDTH
@@ -27,14 +27,14 @@ _Floats = npt.NDArray[np.floating]
 _Ints = npt.NDArray[np.int64]
 
 
-@kernel
+@entry
 def plane_size(space: tuple[int, int]) -> int:
     """Return the elements of one channel: height * width * LANES, plus LANES unused ones if height * width is even,
     because channels a power of two apart would compete for the same few cache lines."""
     return ((space[0] * space[1]) | 1) * LANES
 
 
-@kernel
+@entry
 def pack(
     weight: _Floats, packed: _Floats, groups: int, n_out: int, n_in: int, n_taps: int, tile: int, swap: bool
 ) -> None:
@@ -52,7 +52,7 @@ def pack(
                     packed[at] = weight[((g * n_out + o) * n_in + c) * n_taps + t] if j < n_to else 0.0
 
 
-@kernel
+@entry
 def correlate(
     x: _Floats, packed: _Floats, bias: _Floats, out: _Floats, n_samples: int, groups: int, n_in: int,
     n_out: int, in_space: tuple[int, int], out_space: tuple[int, int], kernel_width: int,
@@ -107,7 +107,7 @@ def correlate(
                             simd.store(none, out, at + WIDTH, out_plane, n2, ONE)
 
 
-@kernel
+@entry
 def _inside(n_out: int, n_in: int, stride: int, shift: int, low: int, high: int) -> tuple[int, int]:
     """Return the range (first, end) of outputs in low..high-1 whose input o * stride + shift exists."""
     first = max(low, 0 if shift >= 0 else (-shift + stride - 1) // stride)
@@ -115,7 +115,7 @@ def _inside(n_out: int, n_in: int, stride: int, shift: int, low: int, high: int)
     return first, max(first, min(high, n_out, behind))
 
 
-@kernel
+@entry
 def weight_gradient(
     x: _Floats, dy: _Floats, dw: _Floats, n_samples: int, groups: int, n_in: int, n_out: int,
     in_space: tuple[int, int], out_space: tuple[int, int], kernel: tuple[int, int],
@@ -163,7 +163,7 @@ def weight_gradient(
                             simd.add_totals(sums, dw, at, n_in * n_taps, n_out - o, n_taps, n_in - c, columns)
 
 
-@kernel
+@entry
 def bias_gradient(dy: _Floats, db: _Floats, n_blocks: int, channels: int, space: tuple[int, int]) -> None:
     """Add to `db` (channels,) the sums of `dy` over samples and pixels."""
     for b in range(n_blocks):

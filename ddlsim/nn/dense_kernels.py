@@ -14,7 +14,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.compiler import kernel
+from ddlsim.compiler import entry
 from ddlsim.nn.vectors import HALVES, WIDTH, simd
 
 # mypy: disable-error-code="misc,untyped-decorator"
@@ -28,7 +28,7 @@ _ROWS, _COLUMNS = (0, 1, 2, 3), (0, 1, 2)
 _MORE_ROWS = (0, 1, 2, 3, 4, 5)
 
 
-@kernel
+@entry
 def product_transposed(x: _Floats, w: _Floats, out: _Floats, n: int, n_in: int, n_out: int) -> None:
     """Write out (n, n_out) = x (n, n_in) w^T, w being (n_out, n_in); all flat. Tiles of 4 rows and 3 columns.
 
@@ -50,7 +50,7 @@ def product_transposed(x: _Floats, w: _Floats, out: _Floats, n: int, n_in: int, 
                 out[r * n_out + u] += x[r * n_in + k] * w[u * n_in + k]
 
 
-@kernel
+@entry
 def product(a: _Floats, row_step: int, k_step: int, b: _Floats, out: _Floats, n: int, n_k: int, n_out: int) -> None:
     """Write out (n, n_out) = A (n, n_k) b (n_k, n_out), where A[r, k] = a[r * row_step + k * k_step].
 
@@ -71,7 +71,7 @@ def product(a: _Floats, row_step: int, k_step: int, b: _Floats, out: _Floats, n:
             simd.store(sums, out, r * n_out + j, n_out, n - r, HALVES)
 
 
-@kernel
+@entry
 def _narrow_product(
     a: _Floats, row_step: int, k_step: int, b: _Floats, out: _Floats, n: int, n_k: int, n_out: int
 ) -> None:
@@ -83,7 +83,7 @@ def _narrow_product(
                 out[r * n_out + j] += a[r * row_step + k * k_step] * b[k * n_out + j]
 
 
-@kernel
+@entry
 def attend(
     rows: _Floats, weights: _Floats, mixed: _Floats, n: int, tokens: int, heads: int, d: int, causal: bool
 ) -> None:
@@ -120,7 +120,7 @@ def attend(
                         mixed[out + c] += weights[first + j] * rows[value + c]
 
 
-@kernel
+@entry
 def attend_gradient(rows: _Floats, weights: _Floats, dmixed: _Floats, drows: _Floats, slopes: _Floats, n: int,
                     tokens: int, heads: int, d: int, causal: bool) -> None:  # fmt: skip
     """Write the gradient of the rows, given that of `mixed`; ``slopes`` (tokens,) is scratch space.

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ddlsim.errors import ConfigError
 from ddlsim.nn import conv_kernels, dense_kernels, map_kernels, row_kernels
-from ddlsim.nn.conv_kernels import plane_size
+from ddlsim.nn.conv_kernels import LANES, plane_size
 from ddlsim.nn.pass_state import Array, Buffers, Layer, Pass, PureLayer, Slot
 
 Pair = tuple[int, int]
@@ -247,9 +247,10 @@ class BatchNorm2d:
         self, a: Array, b: Array, shift_a: float | Array, scale_b: float, shift_b: float | Array, run: Pass
     ) -> Doubles:
         """Return the channels' sums of (a + shift_a) * (b * scale_b + shift_b)."""
-        sums = np.empty(self.channels)
+        sums, lanes = np.empty(self.channels), np.empty(LANES, self.buffers.dtype)
         u, v, w = (np.full(self.channels, value, self.buffers.dtype) for value in (shift_a, scale_b, shift_b))
-        map_kernels.channel_sums(a.reshape(-1), b.reshape(-1), u, v, w, sums, run.n_samples, self.channels, self.space)
+        arrays = (a.reshape(-1), b.reshape(-1), u, v, w, lanes, sums)
+        map_kernels.channel_sums(*arrays, run.n_samples, self.channels, self.space)
         return sums
 
 

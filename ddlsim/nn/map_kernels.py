@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.compiler import kernel
+from ddlsim.compiler import entry
 from ddlsim.nn.conv_kernels import LANES, plane_size
 from ddlsim.nn.vectors import HALVES, ONE, simd
 
@@ -19,7 +19,7 @@ _Floats = npt.NDArray[np.floating]
 _Ints = npt.NDArray[np.int64]
 
 
-@kernel
+@entry
 def to_maps(x: _Floats, out: _Floats, n: int, channels: int, space: tuple[int, int]) -> None:
     """Write samples (n, channels * height * width) to `out` (n_blocks, channels, plane), with zeros after sample n."""
     pixels, plane = space[0] * space[1], plane_size(space)
@@ -35,7 +35,7 @@ def to_maps(x: _Floats, out: _Floats, n: int, channels: int, space: tuple[int, i
                     out[at + lane] = 0.0
 
 
-@kernel
+@entry
 def from_maps(x: _Floats, out: _Floats, n: int, channels: int, space: tuple[int, int]) -> None:
     """Write maps (n_blocks, channels, plane) to samples `out` (n, channels * height * width)."""
     pixels, plane = space[0] * space[1], plane_size(space)
@@ -48,7 +48,7 @@ def from_maps(x: _Floats, out: _Floats, n: int, channels: int, space: tuple[int,
                     out[at + lane * channels * pixels] = x[source + lane]
 
 
-@kernel
+@entry
 def max_pool(
     x: _Floats, out: _Floats, n_maps: int, in_space: tuple[int, int], out_space: tuple[int, int],
     row_from: _Ints, row_to: _Ints, col_from: _Ints, col_to: _Ints,
@@ -68,7 +68,7 @@ def max_pool(
                 at += LANES
 
 
-@kernel
+@entry
 def max_pool_gradient(
     x: _Floats, out: _Floats, dy: _Floats, dx: _Floats, n_maps: int, in_space: tuple[int, int],
     out_space: tuple[int, int], row_from: _Ints, row_to: _Ints, col_from: _Ints, col_to: _Ints,
@@ -91,42 +91,43 @@ def max_pool_gradient(
                 at += LANES
 
 
-@kernel
+@entry
 def average_pool(
     x: _Floats, out: _Floats, n_maps: int, in_space: tuple[int, int], out_space: tuple[int, int],
     row_from: _Ints, row_to: _Ints, col_from: _Ints, col_to: _Ints, row_share: _Floats, col_share: _Floats,
 ) -> None:  # fmt: skip
     """Write the sum of every window times row_share[y] * col_share[x]."""
-    share = np.empty(1, x.dtype)
     for m in range(n_maps):
         base, at = m * plane_size(in_space), m * plane_size(out_space)
         for y in range(out_space[0]):
             for column in range(out_space[1]):
-                share[0] = row_share[y] * col_share[column]
+                out[at] = row_share[y] * col_share[column]
+                share = simd.splat(out, at, ONE)
                 sums = simd.zeros(x, ONE, HALVES)
                 for row in range(row_from[y], row_to[y]):
                     for i in range(col_from[column], col_to[column]):
                         p = base + (row * in_space[1] + i) * LANES
                         sums = simd.add(sums, simd.load(x, p, HALVES))
-                mean = simd.fma(sums, simd.splat(share, 0, ONE), simd.zeros(x, ONE, ONE))
+                mean = simd.fma(sums, share, simd.zeros(x, ONE, ONE))
                 simd.store(mean, out, at, 0, 1, HALVES)
                 at += LANES
 
 
-@kernel
+@entry
 def average_pool_gradient(
     dy: _Floats, dx: _Floats, n_maps: int, in_space: tuple[int, int], out_space: tuple[int, int],
     row_from: _Ints, row_to: _Ints, col_from: _Ints, col_to: _Ints, row_share: _Floats, col_share: _Floats,
 ) -> None:  # fmt: skip
     """Write `dx`: each window's gradient, times its share, goes to all of its elements."""
-    share = np.empty(1, dy.dtype)
     for m in range(n_maps):
         base, at = m * plane_size(in_space), m * plane_size(out_space)
         dx[base : base + plane_size(in_space)] = 0.0
         for y in range(out_space[0]):
             for column in range(out_space[1]):
-                share[0] = row_share[y] * col_share[column]
-                factor, slope = simd.splat(share, 0, ONE), simd.load(dy, at, HALVES)
+                first = dx[base]
+                dx[base] = row_share[y] * col_share[column]
+                factor, slope = simd.splat(dx, base, ONE), simd.load(dy, at, HALVES)
+                dx[base] = first
                 for row in range(row_from[y], row_to[y]):
                     for i in range(col_from[column], col_to[column]):
                         p = base + (row * in_space[1] + i) * LANES
@@ -134,16 +135,16 @@ def average_pool_gradient(
                 at += LANES
 
 
-@kernel
+@entry
 def channel_sums(
-    a: _Floats, b: _Floats, shift_a: _Floats, scale_b: _Floats, shift_b: _Floats,
+    a: _Floats, b: _Floats, shift_a: _Floats, scale_b: _Floats, shift_b: _Floats, lanes: _Floats,
     sums: npt.NDArray[np.float64], n: int, channels: int, space: tuple[int, int],
 ) -> None:  # fmt: skip
     """Write to `sums` (channels,) the sums over samples and pixels of (a + shift_a) * (b * scale_b + shift_b).
 
-    Shifts and scales are per channel. Lanes after sample n are ignored; planes are added in float64.
+    Shifts and scales are per channel. Lanes after sample n are ignored; planes are added in float64. `lanes` (LANES,)
+    is scratch space.
     """
-    lanes = np.empty(LANES, a.dtype)
     sums[:] = 0.0
     for block in range((n + LANES - 1) // LANES):
         for c in range(channels):
@@ -159,7 +160,7 @@ def channel_sums(
                 sums[c] += lanes[lane]
 
 
-@kernel
+@entry
 def scale_channels(
     dy: _Floats, x: _Floats, dx: _Floats, on_dy: _Floats, on_x: _Floats, shift: _Floats, n: int,
     channels: int, space: tuple[int, int],

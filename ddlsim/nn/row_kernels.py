@@ -9,7 +9,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.compiler import kernel
+from ddlsim.compiler import entry
 
 _Floats = npt.NDArray[np.floating]
 _Ints = npt.NDArray[np.int64]
@@ -17,21 +17,21 @@ _ROOT_HALF = math.sqrt(0.5)
 _NORMAL = 1.0 / math.sqrt(2.0 * math.pi)
 
 
-@kernel
+@entry
 def relu(x: _Floats, out: _Floats) -> None:
     """out = max(x, 0); NaN stays NaN."""
     for i in range(x.size):
         out[i] = x.dtype.type(0.0) if x[i] < 0.0 else x[i]
 
 
-@kernel
+@entry
 def relu_gradient(out: _Floats, dy: _Floats) -> None:
     """dy *= [out > 0]."""
     for i in range(dy.size):
         dy[i] = dy[i] if out[i] > 0.0 else dy.dtype.type(0.0)
 
 
-@kernel
+@entry
 def tanh_gradient(out: _Floats, dy: _Floats) -> None:
     """dy *= 1 - out^2."""
     one = dy.dtype.type(1.0)
@@ -39,7 +39,7 @@ def tanh_gradient(out: _Floats, dy: _Floats) -> None:
         dy[i] *= one - out[i] * out[i]
 
 
-@kernel
+@entry
 def sigmoid(x: _Floats, out: _Floats) -> None:
     """out = 1 / (1 + exp(-x)), without overflow."""
     one = x.dtype.type(1.0)
@@ -48,7 +48,7 @@ def sigmoid(x: _Floats, out: _Floats) -> None:
         out[i] = one / (one + e) if x[i] >= 0.0 else e / (one + e)
 
 
-@kernel
+@entry
 def sigmoid_gradient(out: _Floats, dy: _Floats) -> None:
     """dy *= out * (1 - out)."""
     one = dy.dtype.type(1.0)
@@ -56,14 +56,14 @@ def sigmoid_gradient(out: _Floats, dy: _Floats) -> None:
         dy[i] *= out[i] * (one - out[i])
 
 
-@kernel
+@entry
 def gelu(x: _Floats, out: _Floats) -> None:
     """out = x * Phi(x), the exact form of Hendrycks and Gimpel 2016 (arXiv:1606.08415)."""
     for i in range(x.size):
         out[i] = 0.5 * x[i] * (1.0 + math.erf(x[i] * _ROOT_HALF))
 
 
-@kernel
+@entry
 def gelu_gradient(x: _Floats, dy: _Floats) -> None:
     """dy *= Phi(x) + x * phi(x)."""
     for i in range(dy.size):
@@ -71,7 +71,7 @@ def gelu_gradient(x: _Floats, dy: _Floats) -> None:
         dy[i] *= normal + x[i] * _NORMAL * math.exp(-0.5 * x[i] * x[i])
 
 
-@kernel
+@entry
 def layer_norm(
     x: _Floats, weight: _Floats, bias: _Floats, out: _Floats, scaled: _Floats, inverse: _Floats, eps: float
 ) -> None:
@@ -90,7 +90,7 @@ def layer_norm(
             out[r, i] = scaled[r, i] * weight[i] + bias[i]
 
 
-@kernel
+@entry
 def layer_norm_gradient(
     dy: _Floats, scaled: _Floats, inverse: _Floats, weight: _Floats, dweight: _Floats, dbias: _Floats, dx: _Floats
 ) -> None:
@@ -107,7 +107,7 @@ def layer_norm_gradient(
             dx[r, i] = inverse[r] * (dy[r, i] * weight[i] - total / d - scaled[r, i] * along / d)
 
 
-@kernel
+@entry
 def cross_entropy(logits: _Floats, labels: _Ints, gradient: _Floats, n_total: int) -> float:
     """Return the sum over rows of -log softmax(logits)[label]; gradient = (softmax - onehot) / n_total."""
     loss = 0.0
@@ -127,7 +127,7 @@ def cross_entropy(logits: _Floats, labels: _Ints, gradient: _Floats, n_total: in
     return loss
 
 
-@kernel
+@entry
 def squared_error(outputs: _Floats, targets: _Floats, gradient: _Floats, n_total: int) -> float:
     """Return the sum over rows of the mean squared error of a row; gradient = 2 (y - t) / (d n_total)."""
     loss, d = 0.0, outputs.shape[1]
