@@ -154,11 +154,6 @@ class _Steps(DraftedSteps):
             self._micro_batch(before if micro else self.updated)
         self.updated = [[self.add_update(r, self.held[r])] for r in range(self.n)]
 
-    @property
-    def _last(self) -> bool:
-        """Whether gradients are complete after the current micro-batch."""
-        return self.micro == self.n_batches - 1
-
     def _micro_batch(self, done: Needs) -> None:
         ends = [*self.starts[1:], self.n_layers]
         for first, end in zip(self.starts, ends, strict=True):
@@ -166,7 +161,7 @@ class _Steps(DraftedSteps):
         needs = self._loss(done)
         for first, end in zip(reversed(self.starts), reversed(ends), strict=True):
             needs = self._back(first, end, needs)
-        for layer in reversed(self.layout.split) if self.at_end and self._last else ():
+        for layer in reversed(self.layout.split) if self.at_end and self.is_last else ():
             self._sum_split(layer)
 
     def _back(self, first: int, end: int, needs: Needs) -> Needs:
@@ -182,9 +177,9 @@ class _Steps(DraftedSteps):
             needs, end = self.nothing(), stop
             if stop == first and layer.input_grad:
                 needs = self._exchange(first, self.passed if self.blocking else inputs, back=True)
-            if self._last:
+            if self.is_last:
                 self.reduce_ready(stop, self.passed)
-            if stop in self.layout.split and self._last and not self.at_end:
+            if stop in self.layout.split and self.is_last and not self.at_end:
                 self._sum_split(stop)
         return needs
 
