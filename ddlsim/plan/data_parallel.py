@@ -10,11 +10,10 @@ import numpy as np
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
 from ddlsim.plan.draft import DraftedSteps, Needs
-from ddlsim.plan.gathered_ahead import gathered_as
-from ddlsim.plan.norms import Together, with_partial_norms
 from ddlsim.plan.plan import Part, Plan
 from ddlsim.plan.program import StepProgram
 from ddlsim.plan.queues import Queue
+from ddlsim.plan.transforms import Together, gathered_as, with_partial_norms
 from ddlsim.workload.buckets import Bucket, ddp_buckets
 from ddlsim.workload.compute import Workload
 

@@ -36,7 +36,7 @@ from ddlsim.compression.exchange import shard_sizes, title
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
 from ddlsim.plan.plan import KINDS, Plan
-from ddlsim.plan.servers import Service
+from ddlsim.plan.transforms import Service
 from ddlsim.runtime.communicator import Communicator, hierarchical
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.costs import Phase

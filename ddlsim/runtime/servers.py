@@ -23,8 +23,7 @@ from ddlsim.network import lanes as ls
 from ddlsim.readable import count
 from ddlsim.runtime.codec import Message, Messages
 from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.cycles import Cycles
-from ddlsim.runtime.lanes import Lanes, Op
+from ddlsim.runtime.lanes import Cycles, Lanes, Op
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.worker import UNVARIED, Process, Worker
 from ddlsim.units import si
