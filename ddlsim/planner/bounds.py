@@ -34,7 +34,7 @@ from ddlsim.run.prepare import Placed, Prepared, memory_use, place, prepare
 from ddlsim.run.result import alone, is_replicated
 from ddlsim.runtime.codec import Seconds
 from ddlsim.runtime.communicator import hierarchical
-from ddlsim.runtime.worker import factors
+from ddlsim.runtime.context import factors
 from ddlsim.strategies import contract
 from ddlsim.workload.buckets import rounded
 from ddlsim.workload.compute import Workload

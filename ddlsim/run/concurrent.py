@@ -25,14 +25,13 @@ from ddlsim.reliability import Background, RandomFaults
 from ddlsim.reliability.faults import Fault, effects_of, inject, sampled
 from ddlsim.run.conservation import check_network
 from ddlsim.run.costs import shares
-from ddlsim.run.experiment import Experiment
+from ddlsim.run.experiment import Experiment, Job, placed
 from ddlsim.run.failure_timeline import has_failure_timeline
-from ddlsim.run.job import Job, placed
 from ddlsim.run.prepare import prepare
 from ddlsim.run.result import Result
 from ddlsim.run.simulate import ActiveRun
+from ddlsim.runtime.context import Process
 from ddlsim.runtime.loop import Halt, Loop
-from ddlsim.runtime.worker import Process
 from ddlsim.units import si
 
 #: called when a run has ended, with the error that ended it, if any

@@ -40,10 +40,9 @@ from ddlsim.run.failure_timeline import (
 from ddlsim.run.prepare import Prepared, prepare
 from ddlsim.run.result import Result
 from ddlsim.run.resume import Interrupt, Saved, SavePoints, load, manifest, saving
-from ddlsim.runtime.context import RunContext
+from ddlsim.runtime.context import RunContext, StopRule, Worker, factors
 from ddlsim.runtime.loop import Halt, Loop, Traffic
 from ddlsim.runtime.recorder import Recorder
-from ddlsim.runtime.worker import StopRule, Worker, factors
 from ddlsim.strategies import contract
 from ddlsim.units import si
 from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown

@@ -24,10 +24,9 @@ from ddlsim.plan import plan as pl
 from ddlsim.plan.plan import Plan
 from ddlsim.plan.program import N_STEPS, Row, Step, StepProgram, step_of, template_of
 from ddlsim.runtime.codec import Message, Messages
-from ddlsim.runtime.context import RunContext
+from ddlsim.runtime.context import RunContext, Worker, slow_rows
 from ddlsim.runtime.loop import after
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Spans
-from ddlsim.runtime.worker import Worker, slow_rows
 from ddlsim.workload.contention import IN_MACHINE, NO_SLOWDOWN
 from ddlsim.workload.memory import kept_nbytes
 

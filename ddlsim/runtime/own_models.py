@@ -15,12 +15,11 @@ from ddlsim.plan.local_steps import Average, local_steps
 from ddlsim.plan.plan import UPDATE, Ints
 from ddlsim.plan.program import StepProgram
 from ddlsim.runtime.communicator import Communicator
-from ddlsim.runtime.context import RunContext
+from ddlsim.runtime.context import RunContext, Worker
 from ddlsim.runtime.costs import Phase
 from ddlsim.runtime.exchange import Call, Exchange, Rounds, Route
 from ddlsim.runtime.replica import Replica, replicas_of
 from ddlsim.runtime.table_run import TableRun
-from ddlsim.runtime.worker import Worker
 from ddlsim.workload.compute import Workload
 
 #: Bound on the tasks of the steps in flight. Workers that never average could be any number of steps apart.

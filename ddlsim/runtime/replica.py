@@ -16,9 +16,8 @@ from ddlsim.learning import Array, Learner, Value
 from ddlsim.learning.learner import State
 from ddlsim.optim import Optimizer, OptimizerState
 from ddlsim.optim.rules import with_layers
-from ddlsim.runtime.context import RunContext
+from ddlsim.runtime.context import Process, RunContext, Worker
 from ddlsim.runtime.fabric import WithFabric
-from ddlsim.runtime.worker import Process, Worker
 
 
 class Periodic(WithFabric):

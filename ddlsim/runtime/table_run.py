@@ -26,10 +26,9 @@ from ddlsim.plan.plan import Bools, Chosen, Floats, Ints, Plan
 from ddlsim.plan.program import LIVE, LiveSteps, StepProgram
 from ddlsim.plan.transforms import DECODE, ENCODE, SUMMING, Task, as_messages, with_parameter_servers
 from ddlsim.runtime.bookings import Bookings, Shape
-from ddlsim.runtime.context import RunContext
+from ddlsim.runtime.context import UNVARIED, RunContext, Worker, slow_rows
 from ddlsim.runtime.exchange import Exchange, ExchangeKey, Exchanges, exchange_key
 from ddlsim.runtime.loop import after
-from ddlsim.runtime.worker import UNVARIED, Worker, slow_rows
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.contention import IN_MACHINE, NO_SLOWDOWN, OTHER, OverlapSlowdown
 

@@ -29,7 +29,7 @@ from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.run import run
 from ddlsim.run.concurrent import Together
 from ddlsim.run.files import SCHEMA
-from ddlsim.runtime.worker import StopRule
+from ddlsim.runtime.context import StopRule
 from ddlsim.strategies import (
     GossipSGD,
     ShardedUpdate,

@@ -13,7 +13,7 @@ from ddlsim.cluster import star
 from ddlsim.errors import DeadlockError
 from ddlsim.runtime import RunContext, communicator, worker
 from ddlsim.runtime.communicator import Communicator
-from ddlsim.runtime.worker import Process, Worker
+from ddlsim.runtime.context import Process, Worker
 
 CLUSTER = star(3, bandwidth="1 Gbit/s", latency="1 us")
 
