@@ -1,5 +1,4 @@
-"""`Experiment`: the complete, immutable description of a run, whose manifest can be printed and stored; and `Job`, a run
-that shares a cluster with others."""
+"""`Experiment`: the complete, immutable description of a run; and `Job`: a run that shares a cluster with others."""
 
 from __future__ import annotations
 
