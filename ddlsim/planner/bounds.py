@@ -113,7 +113,7 @@ class Bounds:
         together = 0.0
         if replicated or shared.program is not None:
             together = sum(alone(experiment, each, batches, candidate.workers) for each in prepared.workloads)
-        return self._bound(candidate, limits, together, "; ".join(prepared.warnings))
+        return self._bound(candidate, limits, together, "; ".join(prepared.misfits))
 
     def _bound(self, candidate: Candidate, limits: dict[str, float], together: float, *memory: Any) -> Bound:
         """Return the bound with these limits (samples/s); workers without communication reach `together` (0: unknown).
