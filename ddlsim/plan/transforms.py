@@ -16,31 +16,16 @@ import numpy as np
 
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
-from ddlsim.plan.plan import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    COLUMNS,
-    COMPUTE,
-    FORWARD,
-    PUSH_PULL,
-    RECEIVE,
-    REDUCE_SCATTER,
-    SEND,
-    UPDATE,
-    Bools,
-    Floats,
-    Ints,
-    Lane,
-    Plan,
-)
+from ddlsim.plan import plan as ps
+from ddlsim.plan.plan import COLUMNS, Bools, Floats, Ints, Lane, Plan
 from ddlsim.plan.rows import csr, key_ends, pairs
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.precision import FP32_NBYTES
 
 ENCODE, DECODE = "encode", "decode"
 #: collectives that sum encoded gradients
-SUMMING = (ALL_REDUCE, REDUCE_SCATTER, PUSH_PULL)
-_WORK = {"kind": COMPUTE, "seconds": 0.0, "nbytes": 0.0, "peer": -1, "key": -1, "batch": -1, "first": 0, "end": 0,
+SUMMING = (ps.ALL_REDUCE, ps.REDUCE_SCATTER, ps.PUSH_PULL)
+_WORK = {"kind": ps.COMPUTE, "seconds": 0.0, "nbytes": 0.0, "peer": -1, "key": -1, "batch": -1, "first": 0, "end": 0,
          "part": -1, "holds": 0.0, "every": 0}  # fmt: skip
 _NONE: Ints = np.empty(0, dtype=np.int64)
 
@@ -112,7 +97,7 @@ def with_codes(plan: Plan, *, decodes: bool, together: bool) -> Plan:
 def with_samples(plan: Plan, name: str) -> Plan:
     """Return a plan in which ranks wait for the samples of a micro-batch, in a task of zero seconds, before its pass
     through the first layer. Recomputed passes do not wait."""
-    rows = np.flatnonzero((plan.kind == FORWARD) & (plan.first == 0))
+    rows = np.flatnonzero((plan.kind == ps.FORWARD) & (plan.first == 0))
     width = int(plan.batch.max(initial=0)) + 2
     pairs = (plan.step[rows] * plan.n_ranks + plan.rank[rows]) * width + plan.batch[rows] + 1
     rows = rows[np.sort(np.unique(pairs, return_index=True)[1])]
@@ -248,7 +233,7 @@ def expanded(plan: Plan, tasks: Mapping[int, Sequence[Task]], **fields: Any) -> 
 
 
 NORMS = "layer norms"
-_TASK = {"lane": 0, "kind": COMPUTE, "seconds": 0.0, "nbytes": 0.0, "peer": -1, "key": -1, "step": 0}
+_TASK = {"lane": 0, "kind": ps.COMPUTE, "seconds": 0.0, "nbytes": 0.0, "peer": -1, "key": -1, "step": 0}
 
 
 class Together(NamedTuple):
@@ -274,7 +259,7 @@ def with_shared_norms(plan: Plan, workloads: Sequence[Workload], n_ranks: int) -
         why = "no optimizer is set" if rule is None else f"{rule} has no norms of layers"
         raise ConfigError(f"shared_norms: {why}; train with LARS or LAMB, or remove shared_norms")
     everybody = (0,), FP32_NBYTES * len(workloads[0].tensor_layer)
-    return _with_norms(plan, workloads, 1.0 / n_ranks, ALL_GATHER, [[everybody]])
+    return _with_norms(plan, workloads, 1.0 / n_ranks, ps.ALL_GATHER, [[everybody]])
 
 
 def with_partial_norms(plan: Plan, workloads: Sequence[Workload], *rounds: Sequence[Together]) -> Plan:
@@ -293,7 +278,7 @@ def with_partial_norms(plan: Plan, workloads: Sequence[Workload], *rounds: Seque
         if any(workload.norms > 0.0 for workload in workloads)
     ]
     sums = [each for each in sums if each]
-    return _with_norms(plan, workloads, 1.0, ALL_REDUCE, sums) if sums else plan
+    return _with_norms(plan, workloads, 1.0, ps.ALL_REDUCE, sums) if sums else plan
 
 
 def with_stage_norms(plan: Plan, workloads: Sequence[Workload], replicas: int) -> Plan:
@@ -303,7 +288,7 @@ def with_stage_norms(plan: Plan, workloads: Sequence[Workload], replicas: int) -
     """
     layer, together = workloads[0].tensor_layer[:, None], []
     for stage in range(plan.n_ranks) if any(workload.norms > 0.0 for workload in workloads) else ():
-        rows = np.flatnonzero((plan.kind == UPDATE) & (plan.rank == stage) & (plan.step == 0))
+        rows = np.flatnonzero((plan.kind == ps.UPDATE) & (plan.rank == stage) & (plan.step == 0))
         updated = ((layer >= plan.first[rows]) & (layer < plan.end[rows])).any(axis=1)
         together.append(Together((stage,), int(updated.sum()), replicas))
     return with_partial_norms(plan, workloads, together)
@@ -322,7 +307,7 @@ def _with_norms(
     share      of these norms that the rank computes itself
     rounds     consecutive collectives of a `kind`: groups and their bytes
     """
-    updates = plan.rows(UPDATE)
+    updates = plan.rows(ps.UPDATE)
     if not plan.on_device[updates].all():
         raise ConfigError(
             "norms: layers are updated one by one as their gradients arrive, so their norms are never "
@@ -374,7 +359,7 @@ def gathered_as(plan: Plan, workload: Workload, param_dtype: str | None = None) 
     if not element:
         return plan
     each = [workload.gathered_nbytes(part.first, part.end, param_dtype) for part in plan.parts]
-    share = np.where(plan.kind == ALL_GATHER, np.take([*each, element], plan.part) / element, 1.0)
+    share = np.where(plan.kind == ps.ALL_GATHER, np.take([*each, element], plan.part) / element, 1.0)
     return dataclasses.replace(plan, nbytes=share * plan.nbytes)
 
 
@@ -387,11 +372,11 @@ def gathers_beside_forward(plan: Plan, forward: Floats) -> Plan:
     parts that begin there, as with Megatron-LM's ``overlap_param_gather``
     (megatron/core/distributed/distributed_data_parallel.py: a module's pre-forward hook waits for its bucket).
     """
-    gathers = plan.rows(ALL_GATHER)
+    gathers = plan.rows(ps.ALL_GATHER)
     gathers = gathers[plan.part[gathers] >= 0]
     if not len(gathers):
         return plan
-    passes = plan.rows(FORWARD)
+    passes = plan.rows(ps.FORWARD)
     _, at = np.unique(_place(plan, plan.step[passes], plan.rank[passes], plan.first[passes]), return_index=True)
     split = passes[at]
     starts = np.unique([part.first for part in plan.parts])
@@ -413,7 +398,7 @@ def gathers_beside_forward(plan: Plan, forward: Floats) -> Plan:
     columns["seconds"][cut] = until[columns["end"][cut]] - until[columns["first"][cut]]
 
     needed, by = plan.needs, plan.needing
-    kept = ~(np.isin(needed, gathers) & (plan.kind[by] == FORWARD))
+    kept = ~(np.isin(needed, gathers) & (plan.kind[by] == ps.FORWARD))
     of_split = np.flatnonzero(np.isin(source, split))
     waits, arrived = _waits(plan, gathers, columns, of_split)
     rows = np.concatenate([row_of[by[kept]], waits])
@@ -463,7 +448,7 @@ def with_parameter_servers(plan: Plan, n_servers: Count = 1) -> Plan:
     Raises ConfigError if the plan already has servers, or collectives other than all-reduces over all ranks.
     """
     rows, n = plan.collectives, plan.n_ranks
-    if plan.servers or (plan.kind[rows] != ALL_REDUCE).any() or any(len(group) != n for group in plan.groups):
+    if plan.servers or (plan.kind[rows] != ps.ALL_REDUCE).any() or any(len(group) != n for group in plan.groups):
         raise ConfigError(
             "with_parameter_servers: the plan must have no servers, and no collectives other than all-reduces over all "
             "ranks"
@@ -477,7 +462,7 @@ def with_parameter_servers(plan: Plan, n_servers: Count = 1) -> Plan:
         name: np.concatenate([getattr(plan, name), *[getattr(plan, name)[copied]] * n_servers]) for name in COLUMNS
     }
     columns["lane"][len(plan) :] = np.repeat(len(plan.lanes) + np.arange(n_servers), len(copied))
-    columns["kind"][columns["kind"] == ALL_REDUCE] = PUSH_PULL
+    columns["kind"][columns["kind"] == ps.ALL_REDUCE] = ps.PUSH_PULL
     offsets = np.append(plan.need_offsets, np.full(n_servers * len(copied), plan.need_offsets[-1]))
     groups = tuple((*group, *servers) for group in plan.groups)
     return dataclasses.replace(plan, lanes=lanes, groups=groups, servers=servers, need_offsets=offsets, **columns)
@@ -504,29 +489,29 @@ def as_messages(plan: Plan, services: Mapping[int, Service] = MappingProxyType({
     def message(row: int, to: int, nbytes: float, kind: int, name: str) -> dict[str, float]:
         """Return the columns of one end of a message; both ends have the same key."""
         rank = int(plan.rank[row])
-        ends = (rank, to) if kind == SEND else (to, rank)
+        ends = (rank, to) if kind == ps.SEND else (to, rank)
         key = (int(plan.key[row]) * plan.n_ranks + ends[0]) * plan.n_ranks + ends[1]
         lane = lanes.setdefault(Lane(rank, name), len(lanes))
         return {"kind": kind, "peer": to, "nbytes": nbytes / n, "key": len(plan) + key, "lane": lane, "part": -1}
 
-    for row in plan.rows(PUSH_PULL).tolist():
+    for row in plan.rows(ps.PUSH_PULL).tolist():
         nbytes = float(plan.nbytes[row])
         pushed, pulled, seconds = services.get(int(plan.key[row]), Service(nbytes, nbytes, (0.0,) * n))
         own = plan.lanes[plan.lane[row]].name
         others = [rank for rank in plan.groups[plan.peer[row]] if (rank in servers) != (int(plan.rank[row]) in servers)]
         if int(plan.rank[row]) in servers:
-            tasks[row] = [Task(message(row, to, pushed, RECEIVE, f"{own} {to}")) for to in others]
+            tasks[row] = [Task(message(row, to, pushed, ps.RECEIVE, f"{own} {to}")) for to in others]
             arrived: Sequence[int] = range(len(others))
             if (needed := seconds[plan.servers.index(int(plan.rank[row]))]) > 0.0:
-                work = {"kind": COMPUTE, "seconds": needed, "nbytes": 0.0, "peer": -1, "key": -1, "part": -1}
+                work = {"kind": ps.COMPUTE, "seconds": needed, "nbytes": 0.0, "peer": -1, "key": -1, "part": -1}
                 tasks[row].append(Task(work, arrived))
                 arrived = [len(others)]
-            tasks[row] += [Task(message(row, to, pulled, SEND, f"{own} {to}"), arrived) for to in others]
+            tasks[row] += [Task(message(row, to, pulled, ps.SEND, f"{own} {to}"), arrived) for to in others]
             continue
         tasks[row] = []
         for place, to in enumerate(others):
             tasks[row] += [
-                Task(message(row, to, pushed, SEND, f"{own} {to}")),
-                Task(message(row, to, pulled, RECEIVE, f"{own} {to}"), [2 * place]),
+                Task(message(row, to, pushed, ps.SEND, f"{own} {to}")),
+                Task(message(row, to, pulled, ps.RECEIVE, f"{own} {to}"), [2 * place]),
             ]
     return expanded(plan, tasks, lanes=tuple(lanes)) if tasks else plan
