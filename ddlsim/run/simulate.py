@@ -36,13 +36,7 @@ from ddlsim.run import notes
 from ddlsim.run.conservation import check_network, check_result
 from ddlsim.run.costs import shares
 from ddlsim.run.experiment import Experiment, Job, placed
-from ddlsim.run.failure_timeline import (
-    check_free,
-    crashes_of,
-    has_failure_timeline,
-    lifetime,
-    timeline_notes,
-)
+from ddlsim.run.failure_timeline import check_free, crashes_of, has_failure_timeline, lifetime, timeline_notes
 from ddlsim.run.prepare import Prepared, prepare
 from ddlsim.run.result import Result
 from ddlsim.run.resume import Interrupt, Saved, SavePoints, load, manifest, saving
