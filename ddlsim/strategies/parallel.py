@@ -22,9 +22,8 @@ from ddlsim.plan import Chunk, Mesh, Plan, StepProgram, between_blocks, chunks_a
 from ddlsim.plan.chunks import balanced_cuts
 from ddlsim.plan.folding import Folding, fold
 from ddlsim.plan.folding import least_seconds as least_exchange_seconds
-from ddlsim.plan.pipeline import stage_delays, steps_under_way
+from ddlsim.plan.pipeline import Outline, activations_held, costs_of, outlined, stage_delays, steps_under_way
 from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, ORDERS, PassOrder, pass_order
-from ddlsim.plan.pipeline_outline import Outline, activations_held, costs_of, outlined
 from ddlsim.plan.plan import ALL_GATHER, BACKWARD, FORWARD, Floats, Ints
 from ddlsim.plan.program import LIVE, N_STEPS, Folded
 from ddlsim.plan.schedules import Schedules
