@@ -187,21 +187,8 @@ class Factors:
         return self._sampled[first : self._n_returned]
 
 
-class Unvaried(Factors):
-    """The factors without jitter, which workers can share."""
-
-    def __init__(self) -> None:
-        """Take no arguments: nothing is sampled."""
-
-    def __next__(self) -> float:
-        return 1.0
-
-    def take(self, n: int) -> Floats:
-        return np.ones(n)
-
-
-#: factors of a worker without jitter
-UNVARIED = Unvaried()
+#: factors of workers without jitter, which share them
+UNVARIED = Factors(NoJitter(), stream(0, 0, "no jitter"))
 
 
 def factors(jitter: Jitter, seed: int, rank: int) -> Factors:
