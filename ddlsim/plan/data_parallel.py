@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -60,12 +61,9 @@ def data_parallel(
     if layer_by_layer:
         _check_layer_by_layer(parts, queue)
 
-    def write(steps: _Steps) -> None:
-        if layer_by_layer:
-            steps.layer_by_layer()
-        else:
-            steps.in_order(queued=queue is not None, no_sync=no_sync)
-
+    write: Write = functools.partial(_Steps.in_order, queued=queue is not None, no_sync=no_sync)
+    if layer_by_layer:
+        write = _Steps.layer_by_layer
     make = lambda work: _template(work, chosen, accumulation, 1, write, queue)  # noqa: E731
     return StepProgram.replicated(each, make, accumulation)
 
@@ -100,9 +98,7 @@ def sharded(
     optimizer's time. If its rule needs norms of layers (LARS, LAMB), ranks first combine the norms of their shards.
     """
     each = each_rank(workloads, n_ranks)
-    chosen = tuple(buckets(each[0]))
-
-    write: Write = lambda steps: steps.in_shards(overlap=overlap, no_sync=no_sync)  # noqa: E731
+    chosen, write = tuple(buckets(each[0])), functools.partial(_Steps.in_shards, overlap=overlap, no_sync=no_sync)
 
     def make(work: Workload) -> Plan:
         plan = gathered_as(_template(work, chosen, accumulation, len(each), write), each[0], param_dtype)
