@@ -165,7 +165,9 @@ class _Steps(DraftedSteps):
         self, work: Workload, buckets: Sequence[Bucket], accumulation: int, sharers: int, write: Write
     ) -> None:
         super().__init__([work], buckets, parts_of(work, buckets), accumulation)
-        self.share, self.write, self.brought, self.kind = 1.0 / sharers, write, list[int](), "all_reduce"
+        self.write, self.brought, self.kind = write, list[int](), "all_reduce"
+        self.optimizer = work.optimizer / sharers
+        self._until = np.append(np.cumsum(work.backward[::-1])[::-1], 0.0)  # until each layer's gradient is complete
         layer = self.n_layers - 1
         for i, bucket in enumerate(buckets):
             if bucket.ready_layer > layer:
@@ -177,6 +179,16 @@ class _Steps(DraftedSteps):
 
     def write_step(self) -> None:
         self.write(self)
+
+    def seconds(self, kind: str, rank: int, first: int, end: int) -> float:
+        """Return the seconds of a pass, rounded as in a worker that is a process."""
+        if kind == "forward" or (not self.is_last and end - first == self.n_layers):
+            return super().seconds(kind, rank, first, end)
+        return float(self._until[first] - self._until[end])
+
+    def _update(self) -> int:
+        layers = 0, self.n_layers
+        return self.draft.work(0, self.optimizer, kind="update", layers=layers, step=self.now, needs=self.sums[0])
 
     def reduce(
         self, group: Sequence[int], nbytes: float, done: Needs, name: str = "", *, part: int = -1, lane: str = "stream"
@@ -208,7 +220,7 @@ class _Steps(DraftedSteps):
             self._forward(micro, 0, self.n_layers, sums[-1:])
             sums = self._backward(sends=not no_sync or self.is_last)
         self.sums = [sums if queued else sums[-1:]]
-        self.add_update(0, self.share)
+        self._update()
 
     def layer_by_layer(self) -> None:
         """Update each layer as soon as its own gradients have arrived.
@@ -229,7 +241,7 @@ class _Steps(DraftedSteps):
                 self._forward(last, 0, updated[0])
             for row, layer, end in zip(before, updated, [*updated[1:], self.n_layers], strict=True):
                 self._forward(last, layer, end, [row])
-            self.draft.work(0, self.share * self.each[0].optimizer, step=self.now)
+            self.draft.work(0, self.optimizer, step=self.now)
         sums = self._backward(sends=True)
         self.brought = []
         for layer in updated:
@@ -254,7 +266,7 @@ class _Steps(DraftedSteps):
             before = []
             sums = self._backward(sends=not no_sync or self.is_last)
         self.sums, gathers = [sums[-1:]], self.nothing()
-        update = self.add_update(0, self.share)
+        update = self._update()
         for part, bucket in reversed(list(enumerate(self.buckets))):
             self.exchange("all_gather", (0,), bucket.nbytes, [[update]], gathers, "", "stream", part)
         (self.brought,) = gathers

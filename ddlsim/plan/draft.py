@@ -184,13 +184,17 @@ class DraftedSteps:
     ) -> int:
         """Add a pass of a rank through the layers `first` to `end` - 1, or `part` of its time, with its own micro-batch
         or that `of` another rank."""
-        owner, times = rank if of < 0 else of, self.forward if kind == "forward" else self.backward
+        owner = rank if of < 0 else of
         kept = float(self.kept[owner][first:end].sum())
         return self.draft.work(
-            rank, part * float(times[rank][first:end].sum()), kind=kind, batch=owner * self.n_batches + self.micro,
+            rank, part * self.seconds(kind, rank, first, end), kind=kind, batch=owner * self.n_batches + self.micro,
             layers=(first, end), step=self.now, needs=needs,
             holds={"forward": kept, "backward_input": 0.0}.get(kind, -kept),
         )  # fmt: skip
+
+    def seconds(self, kind: str, rank: int, first: int, end: int) -> float:
+        """Return the seconds of a rank's pass through the layers `first` to `end` - 1."""
+        return float((self.forward if kind == "forward" else self.backward)[rank][first:end].sum())
 
     def add_passes(self, kind: str, first: int, end: int, needs: Needs, part: float = 1.0) -> Needs:
         """Add a pass of every rank; return its rows."""
