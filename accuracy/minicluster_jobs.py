@@ -22,7 +22,7 @@ from ddlsim.cluster import Cluster, with_detail
 from ddlsim.jobs import Jobs, simulate_jobs
 from ddlsim.reliability import Background
 from ddlsim.run import Experiment
-from ddlsim.run.job import Job
+from ddlsim.run.experiment import Job
 from ddlsim.strategies import AllReduce
 
 __all__ = ["background_rows", "cluster_of", "rows", "shared_rows", "simulated", "table"]

@@ -20,8 +20,7 @@ from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
 from ddlsim.cluster import Cluster, with_detail
 from ddlsim.errors import ConfigError
 from ddlsim.run import Experiment, Result, run
-from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.worker import Factors
+from ddlsim.runtime.context import Factors, RunContext
 from ddlsim.strategies import (
     AllReduce,
     AsyncParameterServer,

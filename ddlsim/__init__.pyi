@@ -81,8 +81,7 @@ from .report.learning import plot_learning as plot_learning
 from .run.checkpoint_intervals import best_checkpoint_interval as best_checkpoint_interval
 from .run.simulate import resume as resume, scaling as scaling, simulate as simulate
 from .run.collective import collective_time as collective_time
-from .run.experiment import Experiment as Experiment
-from .run.job import Job as Job
+from .run.experiment import Experiment as Experiment, Job as Job
 from .run.files import load_experiment as load_experiment
 from .run.result import Result as Result
 from .run.seeds import Seeds as Seeds, simulate_seeds as simulate_seeds

@@ -18,7 +18,7 @@ from ddlsim.output_files import write_text
 from ddlsim.printable import shown
 from ddlsim.readable import count, seconds, si
 from ddlsim.reliability import Background
-from ddlsim.run.job import Job, machine_names
+from ddlsim.run.experiment import Job, machine_names
 from ddlsim.run.result import Result, link_names
 from ddlsim.run.simulate import complete
 

@@ -18,7 +18,7 @@ from ddlsim.jobs.jobs import Jobs
 from ddlsim.jobs.simulate import JobLike, simulate_jobs
 from ddlsim.printable import shown
 from ddlsim.reliability import Background
-from ddlsim.run.job import Job, machine_names, placed
+from ddlsim.run.experiment import Job, machine_names, placed
 from ddlsim.run.simulate import complete
 from ddlsim.streams import stream
 from ddlsim.ties import tie

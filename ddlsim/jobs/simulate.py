@@ -23,11 +23,10 @@ from ddlsim.plain import read_toml
 from ddlsim.reliability import Background, RandomFaults
 from ddlsim.reliability.failures import read_rows
 from ddlsim.reliability.faults import SharedFault, at_random, up_to_its_end
-from ddlsim.run.concurrent import Together
+from ddlsim.run.experiment import Job
 from ddlsim.run.files import SCHEMA, with_cluster
-from ddlsim.run.job import Job
 from ddlsim.run.notes import late_notes
-from ddlsim.run.simulate import random_faults_of
+from ddlsim.run.simulate import Together, random_faults_of
 from ddlsim.schema import Source
 
 JobLike = Annotated[

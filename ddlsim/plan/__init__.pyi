@@ -23,4 +23,4 @@ from .plan import KINDS as KINDS, Lane as Lane, Part as Part, Plan as Plan
 from .program import StepProgram as StepProgram
 from .queues import FusedQueue as FusedQueue, PriorityQueue as PriorityQueue
 from .schedules import ALGORITHMS as ALGORITHMS
-from .servers import with_parameter_servers as with_parameter_servers
+from .transforms import with_parameter_servers as with_parameter_servers

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
-from ddlsim.plan import plan as ps
-from ddlsim.plan.chunks import stored_nbytes
-from ddlsim.plan.gathered_ahead import gathered_as
-from ddlsim.plan.norms import Together, with_partial_norms
+from ddlsim.plan.draft import DraftedSteps, Needs
 from ddlsim.plan.plan import Part, Plan
-from ddlsim.plan.program import N_STEPS, Row, Step, StepProgram, step_of, template_of
+from ddlsim.plan.program import StepProgram
 from ddlsim.plan.queues import Queue
+from ddlsim.plan.transforms import Together, gathered_as, with_partial_norms
 from ddlsim.workload.buckets import Bucket, ddp_buckets
 from ddlsim.workload.compute import Workload
 
@@ -61,12 +61,9 @@ def data_parallel(
     if layer_by_layer:
         _check_layer_by_layer(parts, queue)
 
-    def write(step: _Step, *, first: bool) -> None:
-        if layer_by_layer:
-            step.layer_by_layer(first=first)
-        else:
-            step.in_order(queued=queue is not None, no_sync=no_sync)
-
+    write: Write = functools.partial(_Steps.in_order, queued=queue is not None, no_sync=no_sync)
+    if layer_by_layer:
+        write = _Steps.layer_by_layer
     make = lambda work: _template(work, chosen, accumulation, 1, write, queue)  # noqa: E731
     return StepProgram.replicated(each, make, accumulation)
 
@@ -101,10 +98,7 @@ def sharded(
     optimizer's time. If its rule needs norms of layers (LARS, LAMB), ranks first combine the norms of their shards.
     """
     each = each_rank(workloads, n_ranks)
-    chosen = tuple(buckets(each[0]))
-
-    def write(step: _Step, *, first: bool) -> None:
-        step.in_shards(first=first, overlap=overlap, no_sync=no_sync)
+    chosen, write = tuple(buckets(each[0])), functools.partial(_Steps.in_shards, overlap=overlap, no_sync=no_sync)
 
     def make(work: Workload) -> Plan:
         plan = gathered_as(_template(work, chosen, accumulation, len(each), write), each[0], param_dtype)
@@ -161,63 +155,59 @@ def parts_of(workload: Workload, buckets: Sequence[Bucket]) -> tuple[Part, ...]:
     )
 
 
-class _Step:
-    """The rows of a step of one of the `sharers` ranks that share an update, with exchanges during backward passes.
+class _Steps(DraftedSteps):
+    """The steps of one of the `sharers` ranks that share an update, with exchanges during backward passes.
 
-    before  (row, index of the previous step's update, or of its all-gather, that it needs)
+    brought  rows of the previous step for which passes wait: its all-gathers or, without any, its updates
     """
 
-    def __init__(self, work: Workload, buckets: Sequence[Bucket], accumulation: int, sharers: int) -> None:
-        self.work, self.buckets, self.accumulation, self.sharers = work, buckets, accumulation, sharers
-        self.parts, self.n_layers = parts_of(work, buckets), len(work.forward)
-        self.rows, self.before = list[Row](), list[tuple[int, int]]()
-        self._until = np.append(np.cumsum(work.backward[::-1])[::-1], 0.0)  # until each layer's gradient is complete
-        self._stored = np.concatenate([[0.0], np.cumsum(stored_nbytes(work))])
-
-    def _add(self, row: Row) -> int:
-        self.rows.append(row)
-        return len(self.rows) - 1
-
-    def _forward(
-        self, micro: int, first: int = 0, end: int | None = None, needs: Sequence[int] = (), before: Iterable[int] = ()
+    def __init__(
+        self, work: Workload, buckets: Sequence[Bucket], accumulation: int, sharers: int, write: Write
     ) -> None:
-        end = self.n_layers if end is None else end
-        seconds, held = float(self.work.forward[first:end].sum()), self._stored[end] - self._stored[first]
-        at = self._add(Row(0, "compute", ps.FORWARD, seconds, 0.0, micro, first, end, holds=held, needs=[*needs]))
-        self.before += [(at, nth) for nth in before]
-
-    def _backward(self, micro: int, first: int = 0, end: int | None = None) -> int:
-        end = self.n_layers if end is None else end
-        seconds, held = self._until[first] - self._until[end], self._stored[end] - self._stored[first]
-        if micro < self.accumulation - 1 and end - first == self.n_layers:  # summed as in a simulated worker
-            seconds = self.work.backward_time
-        return self._add(Row(0, "compute", ps.BACKWARD, seconds, 0.0, micro, first, end, holds=-held))
-
-    def _exchange(self, kind: int, part: int, after: int, micro: int = -1) -> int:
-        nbytes = self.buckets[part].nbytes
-        return self._add(Row(0, "stream", kind, 0.0, nbytes, micro, part=part, group=0, needs=[after]))
-
-    def _exchanged(self, micro: int, kind: int = ps.ALL_REDUCE, of: int = -1) -> list[int]:
-        """Add a backward pass, during which each bucket is sent when it is ready; return the rows of its sums, which
-        are those `of` a micro-batch, or of the rest of the step (-1)."""
-        latest, layer = len(self.rows) - 1, self.n_layers  # the backward pass has reached `layer`
-        sums = []
-        for part, bucket in enumerate(self.buckets):
+        super().__init__([work], buckets, parts_of(work, buckets), accumulation)
+        self.write, self.brought, self.kind = write, list[int](), "all_reduce"
+        self.optimizer = work.optimizer / sharers
+        self._until = np.append(np.cumsum(work.backward[::-1])[::-1], 0.0)  # until each layer's gradient is complete
+        layer = self.n_layers - 1
+        for i, bucket in enumerate(buckets):
             if bucket.ready_layer > layer:
                 raise ConfigError(
-                    f"plan: bucket {part} is ready at layer {bucket.ready_layer}, but an earlier bucket is ready "
-                    f"at layer {layer}; list buckets in the order in which they become ready"
+                    f"plan: bucket {i} is ready at layer {bucket.ready_layer}, but an earlier bucket is ready at layer "
+                    f"{layer}; list buckets in the order in which they become ready"
                 )
-            if bucket.ready_layer < layer:
-                latest, layer = self._backward(micro, bucket.ready_layer, layer), bucket.ready_layer
-            sums.append(self._exchange(kind, part, latest, of))
-        if layer > 0:
-            self._backward(micro, 0, layer)
-        return sums
+            layer = bucket.ready_layer
 
-    def _update(self, needs: list[int]) -> int:
-        seconds = self.work.optimizer / self.sharers
-        return self._add(Row(0, "compute", ps.UPDATE, seconds, end=self.n_layers, needs=[*needs]))
+    def write_step(self) -> None:
+        self.write(self)
+
+    def seconds(self, kind: str, rank: int, first: int, end: int) -> float:
+        """Return the seconds of a pass, rounded as in a worker that is a process."""
+        if kind == "forward" or (not self.is_last and end - first == self.n_layers):
+            return super().seconds(kind, rank, first, end)
+        return float(self._until[first] - self._until[end])
+
+    def _update(self) -> int:
+        layers = 0, self.n_layers
+        return self.draft.work(0, self.optimizer, kind="update", layers=layers, step=self.now, needs=self.sums[0])
+
+    def reduce(
+        self, group: Sequence[int], nbytes: float, done: Needs, name: str = "", *, part: int = -1, lane: str = "stream"
+    ) -> None:
+        of = -1 if self.is_last else self.micro  # of the rest of the step, or of a micro-batch
+        self.exchange(self.kind, group, nbytes, done, self.sums, name, lane, part, of)
+
+    def _forward(self, micro: int, first: int, end: int, needs: Iterable[int] = ()) -> None:
+        self.micro = micro
+        self.add_pass("forward", 0, first, end, needs)
+
+    def _backward(self, *, sends: bool) -> list[int]:
+        """Add a backward pass; if it `sends`, each bucket is sent when it is ready. Return the rows of the sums."""
+        self.sums = self.nothing()
+        if sends:
+            self.add_backward(0, self.n_layers, self.nothing())
+        else:
+            self.add_pass("backward", 0, 0, self.n_layers)
+        return self.sums[0]
 
     def in_order(self, *, queued: bool, no_sync: bool) -> None:
         """Update all layers at the end, when the last bucket has arrived.
@@ -225,88 +215,80 @@ class _Step:
         If `queued`, any bucket can be the last. Without `no_sync`, buckets are summed during the backward pass of every
         micro-batch, and the next pass waits for them, as at the end of each backward pass of PyTorch's DDP.
         """
-        waits: list[int] = []
-        for micro in range(self.accumulation - 1):
-            self._forward(micro, needs=waits)
-            if no_sync:
-                self._backward(micro)
-            else:
-                waits = self._exchanged(micro, of=micro)[-1:]
-        self._forward(self.accumulation - 1, needs=waits)
-        sums = self._exchanged(self.accumulation - 1)
-        self._update(sums if queued else sums[-1:])
+        sums: list[int] = []
+        for micro in range(self.n_batches):
+            self._forward(micro, 0, self.n_layers, sums[-1:])
+            sums = self._backward(sends=not no_sync or self.is_last)
+        self.sums = [sums if queued else sums[-1:]]
+        self._update()
 
-    def layer_by_layer(self, *, first: bool) -> None:
+    def layer_by_layer(self) -> None:
         """Update each layer as soon as its own gradients have arrived.
 
         The next forward pass proceeds as layers are updated; its rank then spends the optimizer's time in a single
-        task. The `first` step waits for nothing.
+        task. The first step waits for nothing.
         """
-        updated, last = sorted({part.first for part in self.parts}), self.accumulation - 1
+        parts, before = self.draft.parts, self.brought
+        updated = sorted({part.first for part in parts})
+        last = self.n_batches - 1
         for micro in range(last):
-            self._forward(micro, before=() if first else range(len(updated)))
-            self._backward(micro)
-        if first:
-            self._forward(last)
+            self._forward(micro, 0, self.n_layers, before)
+            self._backward(sends=False)
+        if not before:
+            self._forward(last, 0, self.n_layers)
         else:
             if updated[0] > 0:
                 self._forward(last, 0, updated[0])
-            for nth, (layer, end) in enumerate(zip(updated, [*updated[1:], self.n_layers], strict=True)):
-                self._forward(last, layer, end, before=(nth,))
-            self._add(Row(0, "compute", ps.COMPUTE, self.work.optimizer / self.sharers))
-        sums = self._exchanged(last)
+            for row, layer, end in zip(before, updated, [*updated[1:], self.n_layers], strict=True):
+                self._forward(last, layer, end, [row])
+            self.draft.work(0, self.optimizer, step=self.now)
+        sums = self._backward(sends=True)
+        self.brought = []
         for layer in updated:
-            needs = [row for row, part in zip(sums, self.parts, strict=True) if part.first == layer]
-            self._add(Row(0, "stream", ps.UPDATE, first=layer, end=layer + 1, needs=needs))
+            needs = [row for row, part in zip(sums, parts, strict=True) if part.first == layer]
+            layers = layer, layer + 1
+            self.brought.append(
+                self.draft.work(0, 0.0, kind="update", lane="stream", step=self.now, layers=layers, needs=needs)
+            )
 
-    def in_shards(self, *, first: bool, overlap: bool, no_sync: bool) -> None:
+    def in_shards(self, *, overlap: bool, no_sync: bool) -> None:
         """Update shards and gather them, bucket by bucket, during the next forward pass if they `overlap`.
 
         Without `no_sync`, buckets are reduce-scattered after each micro-batch.
         """
-        firsts = [part.first if overlap else 0 for part in self.parts]  # layers that need the buckets
-        for micro in range(self.accumulation):
-            begins = [0] if first or micro else sorted({0, *firsts})
+        firsts = [part.first if overlap else 0 for part in reversed(self.draft.parts)]  # layers that need the buckets
+        self.kind, before = "reduce_scatter", self.brought
+        for micro in range(self.n_batches):
+            begins = sorted({0, *firsts}) if before else [0]
             for layer, end in zip(begins, [*begins[1:], self.n_layers], strict=True):
-                waits = [] if first or micro else [i for i, needed in enumerate(firsts[::-1]) if needed == layer]
-                self._forward(micro, layer, end, before=waits)
-            if micro < self.accumulation - 1 and no_sync:
-                self._backward(micro)
-            elif micro < self.accumulation - 1:
-                self._exchanged(micro, ps.REDUCE_SCATTER, of=micro)
-        update = self._update(self._exchanged(self.accumulation - 1, ps.REDUCE_SCATTER)[-1:])
-        for part in reversed(range(len(self.buckets))):
-            self._exchange(ps.ALL_GATHER, part, update)
+                waits = zip(before, firsts, strict=True) if before else ()
+                self._forward(micro, layer, end, [row for row, needed in waits if needed == layer])
+            before = []
+            sums = self._backward(sends=not no_sync or self.is_last)
+        self.sums, gathers = [sums[-1:]], self.nothing()
+        update = self._update()
+        for part, bucket in reversed(list(enumerate(self.buckets))):
+            self.exchange("all_gather", (0,), bucket.nbytes, [[update]], gathers, "", "stream", part)
+        (self.brought,) = gathers
+
+
+#: adds the rows of a step
+Write = Callable[[_Steps], None]
 
 
 def _template(
-    work: Workload,
-    buckets: Sequence[Bucket],
-    accumulation: int,
-    sharers: int,
-    write: Callable[..., None],
-    queue: Queue | None = None,
+    work: Workload, buckets: Sequence[Bucket], accumulation: int, sharers: int, write: Write, queue: Queue | None = None
 ) -> Plan:
-    """Return the template of one of the `sharers` ranks that share an update; `write` adds the rows of a step."""
-    urgency = np.empty(len(buckets), dtype=np.int64)
-    urgency[np.argsort([bucket.priority for bucket in buckets], kind="stable")] = np.arange(len(buckets))
-    order = range(len(buckets)) if queue is None else urgency.tolist()
-    lanes = {(0, "compute"): 0, (0, "stream"): 1}
-    made, brings = list[Step](), list[int]()  # what the next step waits for
-    for i in range(N_STEPS):
-        step = _Step(work, buckets, accumulation, sharers)
-        write(step, first=i == 0)
-        rows = step.rows
-        exchanges = [row for row in rows if row.part >= 0]  # in the order of their keys, sums of the rest come last
-        exchanges.sort(key=lambda row: (row.micro if row.micro >= 0 else accumulation, row.kind, order[row.part]))
-        for number, row in enumerate(exchanges):
-            row.number = number
-        for at, nth in step.before:
-            rows[at].needs.append((brings[nth], 1))
-        kind = ps.ALL_GATHER if any(row.kind == ps.ALL_GATHER for row in rows) else ps.UPDATE
-        brings = [at for at, row in enumerate(rows) if row.kind == kind]
-        made.append(step_of(rows, lanes))
-    queues, parts = () if queue is None else (queue,), parts_of(work, buckets)
-    return template_of(
-        made, lanes, groups=[(0,)], parts=parts, n_layers=len(work.forward), queues=queues, queued="stream"
-    )
+    """Return the template of one of the `sharers` ranks that share an update."""
+    plan = _Steps(work, buckets, accumulation, sharers, write).plan()
+    if queue is not None:
+        lanes = (lane._replace(queue=0 if lane.name == "stream" else -1) for lane in plan.lanes)
+        plan = dataclasses.replace(plan, lanes=tuple(lanes), queues=(queue,))
+    # keys in the order of urgency, those of the rest of the step last
+    urgency = np.arange(len(buckets))
+    if queue is not None:
+        urgency[np.argsort([bucket.priority for bucket in buckets], kind="stable")] = np.arange(len(buckets))
+    rows, key = plan.collectives, plan.key.copy()
+    micro = np.where(plan.batch[rows] < 0, accumulation, plan.batch[rows])
+    key[rows[np.lexsort((urgency[plan.part[rows]], plan.kind[rows], micro, plan.step[rows]))]] = np.arange(len(rows))
+    return plan.with_columns(key=key)

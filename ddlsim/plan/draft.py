@@ -83,12 +83,12 @@ class Draft:
 
     def collective(
         self, kind: str, group: Sequence[int], nbytes: float, needs: Sequence[Iterable[int]] = (), name: str = "", *,
-        step: int = 0, part: int = -1, lane: str = "stream",
+        step: int = 0, part: int = -1, lane: str = "stream", batch: int = -1,
     ) -> list[int]:  # fmt: skip
         """Add a collective of a group of ranks, and return its rows.
 
         Member i enters the collective when the rows in ``needs[i]`` have ended. `part` is the index of the gradients
-        that it sums, or whose updated weights it distributes.
+        that it sums, or whose updated weights it distributes; `batch`: for only this micro-batch.
         """
         if kind not in KINDS[ALL_REDUCE:]:
             raise unknown_name("kind of collective", kind, KINDS[ALL_REDUCE:])
@@ -101,7 +101,7 @@ class Draft:
         return [
             self._add(
                 rank, lane, KINDS.index(kind), name, needs[i] if needs else (), nbytes=nbytes, peer=number,
-                key=key, step=step, part=part,
+                key=key, step=step, part=part, batch=batch,
             )
             for i, rank in enumerate(members)
         ]  # fmt: skip
@@ -170,6 +170,11 @@ class DraftedSteps:
         """Add the tasks of the current step."""
         raise NotImplementedError
 
+    @property
+    def is_last(self) -> bool:
+        """Whether gradients are complete after the current micro-batch."""
+        return self.micro == self.n_batches - 1
+
     def nothing(self) -> Needs:
         """Return that no rank has to wait."""
         return [[] for _ in range(self.n)]
@@ -179,13 +184,17 @@ class DraftedSteps:
     ) -> int:
         """Add a pass of a rank through the layers `first` to `end` - 1, or `part` of its time, with its own micro-batch
         or that `of` another rank."""
-        owner, times = rank if of < 0 else of, self.forward if kind == "forward" else self.backward
+        owner = rank if of < 0 else of
         kept = float(self.kept[owner][first:end].sum())
         return self.draft.work(
-            rank, part * float(times[rank][first:end].sum()), kind=kind, batch=owner * self.n_batches + self.micro,
+            rank, part * self.seconds(kind, rank, first, end), kind=kind, batch=owner * self.n_batches + self.micro,
             layers=(first, end), step=self.now, needs=needs,
             holds={"forward": kept, "backward_input": 0.0}.get(kind, -kept),
         )  # fmt: skip
+
+    def seconds(self, kind: str, rank: int, first: int, end: int) -> float:
+        """Return the seconds of a rank's pass through the layers `first` to `end` - 1."""
+        return float((self.forward if kind == "forward" else self.backward)[rank][first:end].sum())
 
     def add_passes(self, kind: str, first: int, end: int, needs: Needs, part: float = 1.0) -> Needs:
         """Add a pass of every rank; return its rows."""
@@ -198,11 +207,11 @@ class DraftedSteps:
 
     def exchange(
         self, kind: str, group: Sequence[int], nbytes: float, done: Needs, waits: Needs, name: str, lane: str,
-        part: int = -1,
+        part: int = -1, batch: int = -1,
     ) -> None:  # fmt: skip
         """Add a collective of a group after the rows `done`, and add its rows to those that its members wait for."""
-        needs = [done[r] for r in group]
-        rows = self.draft.collective(kind, group, nbytes, needs, name, step=self.now, part=part, lane=lane)
+        needs, more = [done[r] for r in group], {"step": self.now, "part": part, "batch": batch}
+        rows = self.draft.collective(kind, group, nbytes, needs, name, lane=lane, **more)
         for r, row in zip(group, rows, strict=True):
             waits[r].append(row)
 

@@ -13,9 +13,9 @@ from ddlsim.errors import ConfigError
 from ddlsim.plan import plan as ps
 from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.data_parallel import each_rank
-from ddlsim.plan.norms import Together, with_partial_norms
 from ddlsim.plan.plan import Part, Plan
 from ddlsim.plan.program import N_STEPS, Row, StepProgram, step_of, template_of
+from ddlsim.plan.transforms import Together, with_partial_norms
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.precision import GRADIENT_TYPES
 

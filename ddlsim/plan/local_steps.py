@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddlsim.errors import ConfigError
-from ddlsim.plan.inserted import DECODE, ENCODE
 from ddlsim.plan.plan import ALL_REDUCE, BACKWARD, COMPUTE, FORWARD, UPDATE, Chosen, Every, Part, Plan
 from ddlsim.plan.program import N_STEPS, Row, StepProgram, step_of, template_of
+from ddlsim.plan.transforms import DECODE, ENCODE
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import kept_nbytes
 

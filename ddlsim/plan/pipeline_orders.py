@@ -277,7 +277,7 @@ ORDERS: Mapping[str, tuple[int, Callable[[int, int], PassOrder]]] = MappingProxy
 })  # fmt: skip
 
 
-#: orders of asynchronous pipelines (:mod:`ddlsim.plan.asynchronous_pipeline`), whose passes are those of 1F1B
+#: orders of asynchronous pipelines (:mod:`ddlsim.plan.pipeline`), whose passes are those of 1F1B
 ASYNCHRONOUS = ("pipedream", "2bw")
 
 

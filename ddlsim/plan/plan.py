@@ -472,8 +472,8 @@ class Plan:
         return graph(self, path, n_ranks=n_ranks)
 
     def to_chakra(self, path: str | Path) -> list[Path]:
-        """Write Chakra execution traces, one file per rank: see :func:`ddlsim.plan.chakra_plan.to_chakra`."""
-        from ddlsim.plan.chakra_plan import to_chakra
+        """Write Chakra execution traces, one file per rank: see :func:`ddlsim.plan.chakra.to_chakra`."""
+        from ddlsim.plan.chakra import to_chakra
 
         return to_chakra(self, path)
 

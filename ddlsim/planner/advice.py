@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ddlsim.plan.interfaces import interfaces
+from ddlsim.plan.bounds import interfaces
 from ddlsim.planner import guidelines
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.evaluate import Evaluator, number_of

@@ -34,7 +34,7 @@ from ddlsim.run.prepare import Placed, Prepared, memory_use, place, prepare
 from ddlsim.run.result import alone, is_replicated
 from ddlsim.runtime.codec import Seconds
 from ddlsim.runtime.communicator import hierarchical
-from ddlsim.runtime.worker import factors
+from ddlsim.runtime.context import factors
 from ddlsim.strategies import contract
 from ddlsim.workload.buckets import rounded
 from ddlsim.workload.compute import Workload
@@ -113,7 +113,7 @@ class Bounds:
         together = 0.0
         if replicated or shared.program is not None:
             together = sum(alone(experiment, each, batches, candidate.workers) for each in prepared.workloads)
-        return self._bound(candidate, limits, together, "; ".join(prepared.warnings))
+        return self._bound(candidate, limits, together, "; ".join(prepared.misfits))
 
     def _bound(self, candidate: Candidate, limits: dict[str, float], together: float, *memory: Any) -> Bound:
         """Return the bound with these limits (samples/s); workers without communication reach `together` (0: unknown).

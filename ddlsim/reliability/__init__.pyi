@@ -7,7 +7,11 @@ from .checkpoints import (
     daly_time as daly_time,
     young_interval as young_interval,
 )
-from .engine import FailureTimeline as FailureTimeline, simulate_failures as simulate_failures
+from .engine import (
+    FailureFreeTimeline as FailureFreeTimeline,
+    FailureTimeline as FailureTimeline,
+    simulate_failures as simulate_failures,
+)
 from .failures import Elastic as Elastic, Failures as Failures
 from .faults import (
     Effect as Effect,
@@ -17,4 +21,3 @@ from .faults import (
     Slowdown as Slowdown,
     Stop as Stop,
 )
-from .timeline import FailureFreeTimeline as FailureFreeTimeline

@@ -17,9 +17,8 @@ from ddlsim.learning.learner import Handover, Shift
 from ddlsim.learning.monitor import Row
 from ddlsim.reliability import Elastic, FailureFreeTimeline
 from ddlsim.reliability.checkpoints import NO_CHECKPOINTS
-from ddlsim.reliability.engine import Group, Stretch
+from ddlsim.reliability.engine import Group, OnClock, Stretch
 from ddlsim.reliability.faults import in_group, left_of
-from ddlsim.reliability.timeline import OnClock
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.failure_timeline import THIRTY_DAYS, copy_seconds, holds_parts, interval_of
 from ddlsim.run.timed_events import Paces

@@ -23,8 +23,7 @@ from ddlsim.errors import ConfigError, DdlsimError, unknown_name
 from ddlsim.named_code import names_code
 from ddlsim.plain import parse_value, read_toml
 from ddlsim.reliability import Background
-from ddlsim.run.experiment import Experiment
-from ddlsim.run.job import Job
+from ddlsim.run.experiment import Experiment, Job
 from ddlsim.run.strategy_names import STRATEGY_CLASSES
 from ddlsim.run.traced import Traced
 from ddlsim.schema import UNTRUSTED, Names, Schema, Source, class_named, refuse_code

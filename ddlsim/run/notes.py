@@ -15,7 +15,7 @@ from ddlsim.collectives.nccl_choice import several_ways
 from ddlsim.learning.monitor import Monitor
 from ddlsim.learning.training import Training
 from ddlsim.readable import percent, seconds
-from ddlsim.run.experiment import Experiment
+from ddlsim.run.experiment import Experiment, Job
 from ddlsim.runtime.communicator import hierarchical
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.recorder import INPUT, Recorder
@@ -161,8 +161,6 @@ def late_notes(events: Iterable[object], end: float) -> Iterator[str]:
     """Note each fault, slowdown, job or background traffic that begins after the `end` (s) of a run."""
     for each in events:
         if si(getattr(each, "start", 0.0), "time") >= end:
-            from ddlsim.run.job import Job
-
             name = f"job {each.name!r}" if isinstance(each, Job) else str(each)
             yield f"{name} begins after the end of the run at {end:.4g} s and has no effect; simulate more steps"
 

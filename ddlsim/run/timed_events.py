@@ -21,8 +21,8 @@ import numpy as np
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.cluster import Floats
 from ddlsim.errors import ConfigError, NoUpdateError
+from ddlsim.reliability.engine import STEADY, Pace
 from ddlsim.reliability.faults import at_known_times, horizon_of, phases, sampled
-from ddlsim.reliability.timeline import STEADY, Pace
 from ddlsim.run.experiment import Experiment
 from ddlsim.runtime.feed import Mix
 from ddlsim.strategies import contract

@@ -6,5 +6,4 @@ from .exchange import Averaging as Averaging, Exchange as Exchange
 from .fabric import Fabric as Fabric, WithFabric as WithFabric
 from .replica import Outer as Outer, Replica as Replica, start_replicas as start_replicas
 from .servers import Servers as Servers
-from .context import RunContext as RunContext, Strategy as Strategy
-from .worker import Process as Process, Worker as Worker
+from .context import Process as Process, RunContext as RunContext, Strategy as Strategy, Worker as Worker

@@ -31,8 +31,7 @@ from ddlsim.compression.payloads import mean
 from ddlsim.errors import ConfigError
 from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.learning.learner import DivergedError
-from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.worker import Worker
+from ddlsim.runtime.context import RunContext, Worker
 from ddlsim.streams import stream
 from ddlsim.workload.buckets import Bucket as Bucket
 from ddlsim.workload.buckets import rounded

@@ -14,10 +14,9 @@ from ddlsim.collectives import Collective, Schedule
 from ddlsim.errors import ConfigError, DeadlockError
 from ddlsim.network.state import Ints
 from ddlsim.plan.schedules import MemberSchedules
-from ddlsim.runtime.context import RunContext
+from ddlsim.runtime.context import RunContext, Worker
 from ddlsim.runtime.costs import KnownCost, Phase, known_cost
 from ddlsim.runtime.fabric import Fabric, OnFabric, fabric_of, with_algorithm
-from ddlsim.runtime.worker import Worker
 
 if TYPE_CHECKING:
     import simpy

@@ -36,13 +36,12 @@ from ddlsim.compression.exchange import shard_sizes, title
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
 from ddlsim.plan.plan import KINDS, Plan
-from ddlsim.plan.servers import Service
+from ddlsim.plan.transforms import Service
 from ddlsim.runtime.communicator import Communicator, hierarchical
-from ddlsim.runtime.context import RunContext
+from ddlsim.runtime.context import Computation, Process, RunContext, Worker
 from ddlsim.runtime.costs import Phase
 from ddlsim.runtime.fabric import Fabric, algorithm_for, algorithm_name, halves_of
 from ddlsim.runtime.loop import after
-from ddlsim.runtime.worker import Computation, Process, Worker
 from ddlsim.workload.precision import FP32_NBYTES
 
 if TYPE_CHECKING:

@@ -17,19 +17,17 @@ import math
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+import simpy
 
 from ddlsim.cluster import Cluster
 from ddlsim.runtime.loop import Loop, after
 from ddlsim.units import si
 from ddlsim.workload.input import Input, hit_rate
 
-if TYPE_CHECKING:
-    import simpy
-
 #: bytes of a request, about the length of an NFS READ call (RFC 1813, with the headers of RPC, RFC 5531)
 REQUEST_NBYTES = 128.0
-Steps = Generator["simpy.Event", object, None]
+Steps = Generator[simpy.Event, object, None]
 
 
 class Mix:
@@ -96,26 +94,17 @@ class Line:
         loop.trigger_at(event, self._until)
 
 
-class Turns:
-    """A first-come, first-served queue for one user at a time."""
-
-    def __init__(self) -> None:
-        self._last: simpy.Event | None = None
-
-    def take(self, env: simpy.Environment) -> tuple[simpy.Event | None, simpy.Event]:
-        """Return the event to wait for (None: no wait), and the event to trigger afterwards."""
-        before, self._last = self._last, env.event()
-        return (None if before is None or before.triggered else before), self._last
-
-
 @dataclass
 class Reader:
-    """A worker's path to its batches, as nodes of the cluster, and its open requests, oldest first."""
+    """A worker's path to its batches, as nodes of the cluster, and its open requests, oldest first.
+
+    answers, copies  of the storage and to the device, sent one after the other
+    """
 
     node: int
     memory: int
-    answers: Turns = field(default_factory=Turns)
-    copies: Turns = field(default_factory=Turns)
+    answers: simpy.Resource
+    copies: simpy.Resource
     asked: deque[simpy.Event] = field(default_factory=deque)
     n_batches: int = 0
     n_samples: int = 0
@@ -135,7 +124,8 @@ class Feed:
     ) -> None:  # fmt: skip
         self.input, self.loop, self.first_epoch = input, loop, first_epoch
         self.decoded = input.decoded_nbytes(input_shape)
-        self.readers = [Reader(*pair) for pair in zip(nodes, memory, strict=True)]
+        in_turn = functools.partial(simpy.Resource, loop.env)
+        self.readers = [Reader(*pair, in_turn(), in_turn()) for pair in zip(nodes, memory, strict=True)]
         self.machines = list(dict.fromkeys(memory))
         lines = loop.network.engine.lines  # shared by all jobs on the network
         self.cores = {node: lines.setdefault(("cores", node), Line()) for node in self.machines}
@@ -207,10 +197,8 @@ class Feed:
             yield self.operations.served(self.loop, batch, n_samples / self.input.read_samples * self.operation)
         yield from self._send(reader.answers, self.storage, reader.memory, n_samples * self.input.stored_nbytes)
 
-    def _send(self, turns: Turns, source: int, target: int, nbytes: float) -> Steps:
+    def _send(self, turns: simpy.Resource, source: int, target: int, nbytes: float) -> Steps:
         """Send a message after those before it in `turns` have arrived."""
-        before, done = turns.take(self.loop.env)
-        if before is not None:
-            yield before
-        yield self.loop.send(source, target, nbytes)
-        done.succeed()
+        with turns.request() as turn:
+            yield turn
+            yield self.loop.send(source, target, nbytes)

@@ -22,11 +22,9 @@ from ddlsim.learning import Array, Learner, Value
 from ddlsim.network import lanes as ls
 from ddlsim.readable import count
 from ddlsim.runtime.codec import Message, Messages
-from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.cycles import Cycles
-from ddlsim.runtime.lanes import Lanes, Op
+from ddlsim.runtime.context import UNVARIED, Process, RunContext, Worker
+from ddlsim.runtime.lanes import Cycles, Lanes, Op
 from ddlsim.runtime.loop import Loop
-from ddlsim.runtime.worker import UNVARIED, Process, Worker
 from ddlsim.units import si
 
 Placement = Annotated[str, one_of("own", "colocated")]

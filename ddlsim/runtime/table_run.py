@@ -17,20 +17,18 @@ from ddlsim.learning import ABSENT, Array, Value
 from ddlsim.network.executor import Executor, TaskTable
 from ddlsim.network.state import Records
 from ddlsim.network.tasks import ASKED, JOIN, MEETING, OPTIONAL, SKIPPED
-from ddlsim.plan import inserted
 from ddlsim.plan import plan as pl
+from ddlsim.plan import transforms
 from ddlsim.plan.folding import Folding
-from ddlsim.plan.inserted import DECODE, ENCODE, SUMMING, Task
 from ddlsim.plan.local_steps import MERGE
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import Bools, Chosen, Floats, Ints, Plan
 from ddlsim.plan.program import LIVE, LiveSteps, StepProgram
-from ddlsim.plan.servers import as_messages, with_parameter_servers
+from ddlsim.plan.transforms import DECODE, ENCODE, SUMMING, Task, as_messages, with_parameter_servers
 from ddlsim.runtime.bookings import Bookings, Shape
-from ddlsim.runtime.context import RunContext
+from ddlsim.runtime.context import UNVARIED, RunContext, Worker, slow_rows
 from ddlsim.runtime.exchange import Exchange, ExchangeKey, Exchanges, exchange_key
 from ddlsim.runtime.loop import after
-from ddlsim.runtime.worker import UNVARIED, Worker, slow_rows
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.contention import IN_MACHINE, NO_SLOWDOWN, OTHER, OverlapSlowdown
 
@@ -318,7 +316,7 @@ class TableRun:
         first, several = self.workers[0].workload, len(self.context.workers) > 1
         step, call = first.host_time, first.stack.call_time * several
         if step or call:
-            program = program.map(functools.partial(inserted.with_fixed_costs, step=step, call=call))
+            program = program.map(functools.partial(transforms.with_fixed_costs, step=step, call=call))
         if call and program.template.queues:
             what = f"call_time of stack {first.stack.name} does not delay collectives launched by a queue"
             self.context.notes.append(what)
@@ -330,11 +328,11 @@ class TableRun:
                 exchange = self.exchanges.exchange(kind, group, parts=True)
                 if exchange is not None:
                     decodes, together = exchange.decodes, kind == pl.REDUCE_SCATTER
-                    program = program.map(functools.partial(inserted.with_codes, decodes=decodes, together=together))
+                    program = program.map(functools.partial(transforms.with_codes, decodes=decodes, together=together))
         if self.learner.task is not None:
-            program = program.map(functools.partial(inserted.with_evaluations, name=EVALUATION))
+            program = program.map(functools.partial(transforms.with_evaluations, name=EVALUATION))
         if self.workers[0].feed is not None:
-            program = program.map(functools.partial(inserted.with_samples, name=SAMPLES))
+            program = program.map(functools.partial(transforms.with_samples, name=SAMPLES))
         return program
 
     # ------------------------------------------------------------ running
@@ -838,4 +836,4 @@ def _in_calls(plan: Plan, coded: Mapping[int, Exchange], workers: Sequence[Worke
             columns = {"kind": kind, "nbytes": call.nbytes, "peer": group, "key": key}
             columns["part"] = int(plan.part[row]) if is_sum else -1
             tasks[row].append(Task(columns, [number - 1] if number else ()))
-    return inserted.expanded(plan, tasks, groups=tuple(groups)) if tasks else plan
+    return transforms.expanded(plan, tasks, groups=tuple(groups)) if tasks else plan

@@ -13,8 +13,8 @@ from ddlsim.arguments import checked, validated_by
 from ddlsim.collectives import Collective
 from ddlsim.errors import ConfigError, shown
 from ddlsim.plan import StepProgram, data_parallel, sharded
-from ddlsim.plan.norms import with_shared_norms
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from ddlsim.plan.transforms import with_shared_norms
 from ddlsim.runtime import Communicator, Exchange, Fabric, RunContext, communicator
 from ddlsim.runtime.exchange import CollectiveExchange, OfKinds
 from ddlsim.runtime.fabric import (
@@ -149,7 +149,7 @@ class ShardedUpdate:
                 forward pass, as in Megatron-LM's distributed optimizer (:func:`ddlsim.plan.sharded`)
 
     LARS and LAMB need the norms of whole tensors, which a small all-reduce computes from the norms of shards
-    (:func:`ddlsim.plan.norms.with_partial_norms`).
+    (:func:`ddlsim.plan.transforms.with_partial_norms`).
     """
 
     reduce_scatter: Annotated[str | Collective, algorithm_of("reduce_scatter")] = "default"

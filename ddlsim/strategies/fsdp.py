@@ -98,8 +98,8 @@ class FSDP:
     all_reduce    algorithm of the all-reduce between sharding groups; None: the default algorithm
 
     LARS and LAMB need the norms of whole tensors: each rank computes the sums of squares of its shards, and a small
-    all-reduce adds them up (:func:`ddlsim.plan.norms.with_partial_norms`). Compression applies to the gradients that
-    are reduce-scattered; weights are gathered uncompressed.
+    all-reduce adds them up (:func:`ddlsim.plan.transforms.with_partial_norms`). Compression applies to the gradients
+    that are reduce-scattered; weights are gathered uncompressed.
     """
 
     stage: Annotated[int, integer(1, 3)] = 3

@@ -13,8 +13,7 @@ from ddlsim.arguments import Count, checked, validated_by
 from ddlsim.errors import ConfigError
 from ddlsim.plan import StepProgram
 from ddlsim.plan.chunks import stored_nbytes
-from ddlsim.plan.hybrid import hybrid, kept_nbytes, replicated
-from ddlsim.plan.layouts import Layout, balanced_layout, layout_of, splittable
+from ddlsim.plan.hybrid import Layout, balanced_layout, hybrid, kept_nbytes, layout_of, replicated, splittable
 from ddlsim.plan.schedules import Schedules
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.fabric import WithFabric, cost_suffix, fabric_of
@@ -68,7 +67,7 @@ class Hybrid(DealtOut, WithFabric):
     computes a part of the layer's outputs. G = N is data parallelism; G = 1 is model parallelism. ``batch_size`` is the
     global batch size.
 
-    Dense layers and convolutions outside branches can be split (:mod:`ddlsim.plan.layouts`). Each group all-gathers the
+    Dense layers and convolutions outside branches can be split (:mod:`ddlsim.plan.hybrid`). Each group all-gathers the
     inputs of a split layer before its forward pass, and reduce-scatters their gradients after its backward pass. Each
     worker of a group holds a part of the weights. The gradients of that part are all-reduced across groups. Compression
     applies only to layers that are not split, because the parts of split layers are small.

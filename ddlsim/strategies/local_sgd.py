@@ -32,8 +32,7 @@ from ddlsim.plan.local_steps import Average, local_steps
 from ddlsim.plan.plan import Chosen, Every
 from ddlsim.runtime import Outer, Replica, RunContext, communicator
 from ddlsim.runtime.fabric import fabric_label
-from ddlsim.runtime.own_models import Rule, run_local_steps
-from ddlsim.runtime.replica import Periodic, need_values
+from ddlsim.runtime.replica import Periodic, Rule, need_values, run_local_steps
 from ddlsim.streams import stream
 from ddlsim.units import si
 from ddlsim.workload.compute import Workload

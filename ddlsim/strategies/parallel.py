@@ -19,14 +19,11 @@ from ddlsim.collectives import Collective, Schedule
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.plan import Chunk, Mesh, Plan, StepProgram, between_blocks, chunks_at, fully_sharded, make_mesh, pipeline
-from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
 from ddlsim.plan.chunks import balanced_cuts
 from ddlsim.plan.folding import Folding, fold
 from ddlsim.plan.folding import least_seconds as least_exchange_seconds
-from ddlsim.plan.gathered_ahead import gathered_as, gathers_beside_forward
-from ddlsim.plan.norms import with_stage_norms
+from ddlsim.plan.pipeline import Outline, activations_held, costs_of, outlined, stage_delays, steps_under_way
 from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, ORDERS, PassOrder, pass_order
-from ddlsim.plan.pipeline_outline import Outline, activations_held, costs_of, outlined
 from ddlsim.plan.plan import ALL_GATHER, BACKWARD, FORWARD, Floats, Ints
 from ddlsim.plan.program import LIVE, N_STEPS, Folded
 from ddlsim.plan.schedules import Schedules
@@ -39,6 +36,7 @@ from ddlsim.plan.tensor_ranks import (
     tensor_ranks,
     with_exchanges,
 )
+from ddlsim.plan.transforms import gathered_as, gathers_beside_forward, with_stage_norms
 from ddlsim.readable import count
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.fabric import Collectives, WithFabric, fabric_label, fabric_of, halves_of
@@ -83,7 +81,7 @@ class Parallel(WithFabric):
                  "v-min" (docs/models/splitting.md), or a list of (kind, chunk, micro-batch) tuples for each stage, with
                  the kind "F", "B" or "W". Asynchronous, without a flush between updates: "pipedream" updates after
                  every micro-batch, and stage i of p computes gradients with weights that are p - 1 - i updates old;
-                 "2bw" uses weights that are one update old on all stages (:mod:`ddlsim.plan.asynchronous_pipeline`)
+                 "2bw" uses weights that are one update old on all stages (:mod:`ddlsim.plan.pipeline`)
     interleave   number of model chunks per stage, for "1f1b" and custom orders
     cut          where the model is cut into stages: "balanced" minimises the time of the slowest stage; "layers" gives
                  each chunk the same number of transformer layers, as Megatron-LM and DeepSpeed's partition_method

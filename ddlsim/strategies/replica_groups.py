@@ -16,8 +16,8 @@ from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.plan.chunks import Chunk
-from ddlsim.plan.inserted import SUMMING
 from ddlsim.plan.plan import KINDS, SEND, Ints, Plan
+from ddlsim.plan.transforms import SUMMING
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.exchange import CollectiveExchange, Exchange, OfGroups, Vectors

@@ -15,8 +15,8 @@ from ddlsim.cluster import load_cluster
 from ddlsim.cluster.calibrated import Beyond, beyond
 from ddlsim.errors import ConfigError
 from ddlsim.readable import percent
-from ddlsim.run.calibrated import family, measured_steps, outside
 from ddlsim.run.experiment import Experiment
+from ddlsim.run.prepare import family, measured_steps, outside
 from ddlsim.run.result import Result
 from ddlsim.run.seeds import t_quantile
 from ddlsim.run.simulate import clock_of, complete

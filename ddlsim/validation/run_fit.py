@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ddlsim.cluster.calibrated import Beyond, beyond
-from ddlsim.run.calibrated import family
+from ddlsim.run.prepare import family
 from ddlsim.run.seeds import t_quantile
 from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.compute_fit import ComputeFit, fit_compute

@@ -11,8 +11,8 @@ import ddlsim
 from ddlsim import cli
 from ddlsim.errors import DdlsimError
 from ddlsim.run.simulate import run
+from ddlsim.runtime.context import StopRule
 from ddlsim.runtime.loop import Loop
-from ddlsim.runtime.worker import StopRule
 
 RUN = ["run", "office-1gbe", "-m", "lenet5", "-n", "4", "--steps", "8"]
 

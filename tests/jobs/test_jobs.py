@@ -27,9 +27,9 @@ from ddlsim import (
 from ddlsim.cluster import Cluster, Host, fat_tree, racks, star, with_detail
 from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.run import run
-from ddlsim.run.concurrent import Together
 from ddlsim.run.files import SCHEMA
-from ddlsim.runtime.worker import StopRule
+from ddlsim.run.simulate import Together
+from ddlsim.runtime.context import StopRule
 from ddlsim.strategies import (
     GossipSGD,
     ShardedUpdate,

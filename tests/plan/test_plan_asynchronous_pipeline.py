@@ -15,7 +15,7 @@ from ddlsim import ConfigError
 from ddlsim.cluster import star
 from ddlsim.plan import Mesh, balanced_chunks, chunks_at, read_chakra
 from ddlsim.plan import pipeline as pipeline_program
-from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
+from ddlsim.plan.pipeline import stage_delays, steps_under_way
 from ddlsim.plan.plan import ALL_REDUCE, BACKWARD, FORWARD, RECEIVE, SEND, UPDATE
 from ddlsim.plan.program import task_table
 from ddlsim.workload.buckets import ddp_buckets, one_bucket, per_layer

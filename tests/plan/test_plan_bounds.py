@@ -10,7 +10,7 @@ import ddlsim
 from ddlsim import ConfigError, algorithm_names
 from ddlsim.cluster import star, with_detail
 from ddlsim.plan import KINDS, Draft
-from ddlsim.plan.interfaces import least_crossing
+from ddlsim.plan.bounds import least_crossing
 from ddlsim.plan.plan import RECEIVE, SEND
 from ddlsim.workload.buckets import one_bucket
 

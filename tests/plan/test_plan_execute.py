@@ -16,8 +16,8 @@ from ddlsim.network import schedule_time
 from ddlsim.plan import ALGORITHMS, KINDS, Draft, FusedQueue, Lane, PriorityQueue, with_parameter_servers
 from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND, Every
 from ddlsim.run.simulate import plan_of_run
+from ddlsim.runtime.context import factors
 from ddlsim.runtime.servers import server_nodes
-from ddlsim.runtime.worker import factors
 from ddlsim.strategies import contract
 from ddlsim.workload.buckets import one_bucket, per_layer
 

@@ -11,8 +11,8 @@ import ddlsim
 from ddlsim import Parallel
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Mesh, balanced_chunks, chunks_at
-from ddlsim.plan.gathered_ahead import gathers_beside_forward
 from ddlsim.plan.plan import ALL_GATHER, FORWARD
+from ddlsim.plan.transforms import gathers_beside_forward
 from ddlsim.workload.buckets import ddp_buckets, per_layer
 
 

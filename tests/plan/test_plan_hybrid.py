@@ -16,8 +16,7 @@ from ddlsim import ConfigError, Hybrid, load_cluster, load_model, simulate
 from ddlsim.cluster import star
 from ddlsim.network import Network
 from ddlsim.plan.execute import run_to_end
-from ddlsim.plan.hybrid import split_factors
-from ddlsim.plan.layouts import Layout, balanced_layout, layout_of, sizes, splittable
+from ddlsim.plan.hybrid import Layout, balanced_layout, layout_of, sizes, split_factors, splittable
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, KINDS, REDUCE_SCATTER, Plan
 from ddlsim.plan.schedules import Schedules
 from ddlsim.workload.buckets import one_bucket, per_layer

@@ -13,7 +13,7 @@ import ddlsim
 from ddlsim import compression as cp
 from ddlsim.cluster import load_cluster, star, with_storage
 from ddlsim.plan import KINDS, Plan
-from ddlsim.plan.norms import NORMS
+from ddlsim.plan.transforms import NORMS
 from ddlsim.run.simulate import plan_of_run
 
 N = 4

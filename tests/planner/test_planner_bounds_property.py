@@ -49,7 +49,7 @@ from ddlsim.planner.bounds import Bounds, least_seconds
 from ddlsim.planner.candidates import Candidate, nature_of
 from ddlsim.run.prepare import prepare
 from ddlsim.runtime import RunContext, Strategy
-from ddlsim.runtime.worker import Process, Worker, factors
+from ddlsim.runtime.context import Process, Worker, factors
 from ddlsim.strategies import contract
 from ddlsim.workload.compute import Workload
 

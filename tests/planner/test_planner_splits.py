@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import sys
 import weakref
 
 import networkx as nx
@@ -16,9 +17,9 @@ import ddlsim
 from ddlsim import FSDP, ConfigError, Experiment, Fabric, Hybrid, Parallel, Splits, recommend
 from ddlsim.cli import app
 from ddlsim.cluster import MultiGpu, load_cluster, star
-from ddlsim.plan import ORDERS, Mesh, balanced_chunks, pipeline, pipeline_outline
+from ddlsim.plan import ORDERS, Mesh, balanced_chunks, pipeline
 from ddlsim.plan.bounds import Carriers
-from ddlsim.plan.pipeline_outline import Costs, Outline, activations_held, outlined
+from ddlsim.plan.pipeline import Costs, Outline, activations_held, outlined
 from ddlsim.planner.bounds import Bounds
 from ddlsim.planner.candidates import candidates, nature_of
 from ddlsim.planner.decide import reasons
@@ -328,7 +329,7 @@ def test_least_of_one_stage_by_hand():
 
 def test_only_the_latest_of_large_templates_is_kept(monkeypatch):
     """The outlines of a search would take more than 1 GB together."""
-    monkeypatch.setattr(pipeline_outline, "MOST_PASSES", 5)
+    monkeypatch.setattr(sys.modules["ddlsim.plan.pipeline"], "MOST_PASSES", 5)
     costs = Costs(*(np.ones(2) for _ in range(6)))
     kept = []
     for n in (2, 3, 4, 2):

@@ -21,7 +21,7 @@ from ddlsim.reliability import (
     young_interval,
 )
 from ddlsim.reliability.checkpoints import Cost
-from ddlsim.reliability.timeline import STEADY, Pace
+from ddlsim.reliability.engine import STEADY, Pace
 
 
 def even(n_steps, step=1.0, *, every, stall=0.0, write=0.0, load=0.0):

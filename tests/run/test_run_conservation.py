@@ -234,7 +234,7 @@ def test_a_throughput_that_contradicts_the_updates(monkeypatch):
 
 
 def test_steps_that_end_out_of_order(monkeypatch):
-    from ddlsim.runtime.worker import Worker
+    from ddlsim.runtime.context import Worker
 
     monkeypatch.setattr(Worker, "end_step", lambda self: self.recorder.step_end[self.rank].insert(0, self.loop.now))
     assert message(strategy=ddlsim.FedAvg(1.0, local_steps=4)).startswith("worker 0: a step ends at ")

@@ -7,7 +7,7 @@ import pytest
 import ddlsim
 from ddlsim import Job
 from ddlsim.run import seeds
-from ddlsim.runtime.worker import StopRule
+from ddlsim.runtime.context import StopRule
 
 LEARNING = ddlsim.Experiment(
     "office-1gbe", "digits-cnn", batch_size=32, workers=2, training=ddlsim.Training("digits", updates=3)

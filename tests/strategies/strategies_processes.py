@@ -19,9 +19,8 @@ import simpy
 from ddlsim.learning import Array, Value
 from ddlsim.plan.plan import ALL_GATHER
 from ddlsim.runtime.communicator import Communicator
-from ddlsim.runtime.context import RunContext
+from ddlsim.runtime.context import Process, RunContext, Worker
 from ddlsim.runtime.exchange import Exchange, OfKinds
-from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies import HorovodFusion, NoOverlap, Priority, ShardedUpdate, all_reduce
 from ddlsim.strategies.overlap import buckets_of, overlap_named
 from ddlsim.units import si

@@ -10,7 +10,7 @@ from strategy_plans import plan_of
 from ddlsim import AllReduce, ConfigError, Experiment, Measured, Momentum, Parallel, Training, simulate
 from ddlsim.cluster import star
 from ddlsim.data import DataSet
-from ddlsim.plan.asynchronous_pipeline import stage_delays
+from ddlsim.plan.pipeline import stage_delays
 from ddlsim.plan.plan import UPDATE
 from ddlsim.run import run
 from ddlsim.run.notes import delay_warnings

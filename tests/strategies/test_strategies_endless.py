@@ -11,9 +11,10 @@ from draws import slow
 import ddlsim
 from ddlsim.cluster import star
 from ddlsim.errors import DeadlockError
-from ddlsim.runtime import RunContext, communicator, worker
+from ddlsim.runtime import RunContext, communicator
+from ddlsim.runtime import context as context_module
 from ddlsim.runtime.communicator import Communicator
-from ddlsim.runtime.worker import Process, Worker
+from ddlsim.runtime.context import Process, Worker
 
 CLUSTER = star(3, bandwidth="1 Gbit/s", latency="1 us")
 
@@ -58,7 +59,7 @@ def test_collectives_that_wait_for_a_worker_end_the_run(cost: str, monkeypatch: 
 
 
 def test_steps_without_an_update_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "MOST_STEPS", 10)
+    monkeypatch.setattr(context_module, "MOST_STEPS", 10)
     with pytest.raises(DeadlockError) as caught:
         ddlsim.simulate(CLUSTER, "lenet5", LeavesOneOut(brings=False), compute=ddlsim.Measured("1 ms", 32))
     text = str(caught.value)
@@ -70,7 +71,7 @@ def test_steps_without_an_update_end_the_run(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_with_every_update_the_count_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two collectives and eight steps of every worker in a run, one and two at a time."""
-    monkeypatch.setattr(worker, "MOST_STEPS", 2)
+    monkeypatch.setattr(context_module, "MOST_STEPS", 2)
     monkeypatch.setattr(sys.modules[Communicator.__module__], "MOST_OPEN", 1)
     result = ddlsim.simulate(CLUSTER, "lenet5", ddlsim.LocalSGD(4), steps=8, warmup=0)
     assert len(result.recorder.updates) == 8

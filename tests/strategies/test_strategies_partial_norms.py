@@ -7,8 +7,8 @@ import pytest
 
 import ddlsim
 from ddlsim import FSDP, LAMB, LARS, AllReduce, ConfigError, Hybrid, Parallel, ShardedUpdate, Training, simulate
-from ddlsim.plan.norms import NORMS
 from ddlsim.plan.plan import ALL_REDUCE
+from ddlsim.plan.transforms import NORMS
 
 SPLIT = {
     "stage 1": FSDP(stage=1), "stage 2": FSDP(stage=2, micro_batch=4, overlap="layer"), "full": FSDP(micro_batch=8),

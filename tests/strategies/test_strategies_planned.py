@@ -40,8 +40,8 @@ from ddlsim import (
 from ddlsim.cluster import star
 from ddlsim.errors import DdlsimError
 from ddlsim.plan import KINDS, Draft, Part
-from ddlsim.plan.inserted import with_evaluations
 from ddlsim.plan.program import LIVE, N_STEPS, StepProgram, key_sizes, task_table
+from ddlsim.plan.transforms import with_evaluations
 from ddlsim.run import run
 from ddlsim.runtime.bookings import Shape
 from ddlsim.strategies.overlap import overlap_named

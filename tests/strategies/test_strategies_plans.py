@@ -16,7 +16,7 @@ from ddlsim import compression as cp
 from ddlsim.cluster import load_cluster, star
 from ddlsim.plan import read_chakra, read_goal
 from ddlsim.plan.check import check_exchanges
-from ddlsim.plan.servers import as_messages
+from ddlsim.plan.transforms import as_messages
 from ddlsim.run.simulate import plan_of_run
 from ddlsim.strategies import contract
 

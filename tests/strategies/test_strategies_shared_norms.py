@@ -7,8 +7,8 @@ from strategy_plans import plan_of
 
 import ddlsim
 from ddlsim import AllReduce, Training
-from ddlsim.plan.norms import NORMS
 from ddlsim.plan.plan import KINDS
+from ddlsim.plan.transforms import NORMS
 from ddlsim.workload.compute import make_workload
 
 CLUSTER, N = "office-1gbe", 8  # a star: all ranks end an all-reduce at the same time

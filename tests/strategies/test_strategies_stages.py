@@ -16,7 +16,7 @@ from ddlsim import AllReduce, ConfigError, Experiment, ShardedUpdate, load_clust
 from ddlsim.cluster import Host, star
 from ddlsim.plan import Draft, Plan
 from ddlsim.runtime import RunContext
-from ddlsim.runtime.worker import Worker
+from ddlsim.runtime.context import Worker
 from ddlsim.strategies import contract
 from ddlsim.workload.compute import Workload, make_workload
 from ddlsim.workload.devices import load_device

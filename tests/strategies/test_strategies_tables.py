@@ -15,10 +15,9 @@ from ddlsim.plan import StepProgram, data_parallel, sharded
 from ddlsim.plan.program import N_STEPS
 from ddlsim.plan.schedules import Schedules
 from ddlsim.run.simulate import run as run_experiment
-from ddlsim.runtime.context import RunContext
+from ddlsim.runtime.context import Factors, RunContext
 from ddlsim.runtime.exchange import OfGroups
 from ddlsim.runtime.table_run import CommonModel, TableRun
-from ddlsim.runtime.worker import Factors
 from ddlsim.streams import stream
 from ddlsim.workload.buckets import ddp_buckets
 from ddlsim.workload.compute import Workload

@@ -11,7 +11,7 @@ import pytest
 
 from ddlsim import Slowdown
 from ddlsim.errors import ConfigError
-from ddlsim.runtime.worker import factors
+from ddlsim.runtime.context import factors
 from ddlsim.streams import stream
 from ddlsim.workload import order_statistics
 from ddlsim.workload.jitter import (

@@ -35,8 +35,8 @@ from ddlsim.network.state import Ints
 from ddlsim.report.trace import _Part
 from ddlsim.run import run
 from ddlsim.run.costs import _computed
+from ddlsim.runtime.context import factors
 from ddlsim.runtime.servers import server_nodes
-from ddlsim.runtime.worker import factors
 from ddlsim.strategies import (
     AllReduce,
     ParameterServer,
