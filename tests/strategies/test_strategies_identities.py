@@ -92,7 +92,7 @@ def test_an_all_reduce_without_halves_is_refused_for_shards(algorithm: str) -> N
 
 
 def test_tensor_groups_on_a_torus_use_all_links_of_their_chips() -> None:
-    """As all-reduces of the same 8 chips do, not one ring over half the directions of one axis."""
+    """As all-reduces of the same 8 chips do, not one ring over half the directions of one axis; whatever replicas use."""
 
     def communication(algorithm: str) -> float:
         strategy = Parallel(tensor=8, micro_batch=1, algorithm=algorithm)
@@ -103,8 +103,9 @@ def test_tensor_groups_on_a_torus_use_all_links_of_their_chips() -> None:
         ddlsim.collective_time("tpu-v5p", algorithm, 2 * 4096 * 2048, ranks=8) for algorithm in ("torus", "ring")
     )
     assert torus < 0.6 * ring
-    assert communication("default") == pytest.approx(communication("torus"), rel=1e-12)
-    assert communication("default") / communication("ring") == pytest.approx(torus / ring, rel=0.02)
+    assert communication("default") == communication("torus") == communication("ring")
+    # four all-reduces in each of the 28 layers, and a few for embedding and loss
+    assert communication("default") == pytest.approx(28 * 4 * torus, rel=0.03)
 
 
 def test_the_first_stage_gathers_the_embedding_first() -> None:
