@@ -92,7 +92,7 @@ def test_an_all_reduce_without_halves_is_refused_for_shards(algorithm: str) -> N
 
 
 def test_tensor_groups_on_a_torus_use_all_links_of_their_chips() -> None:
-    """As all-reduces of the same 8 chips do, not one ring over half the directions of one axis; whatever replicas use."""
+    """As all-reduces of the same 8 chips do, not one ring over half the directions of one axis."""
 
     def communication(algorithm: str) -> float:
         strategy = Parallel(tensor=8, micro_batch=1, algorithm=algorithm)
