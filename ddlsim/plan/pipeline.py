@@ -122,8 +122,8 @@ def _groups(mesh: Mesh, of_stages: tuple[tuple[int, ...], ...]) -> tuple[tuple[t
 def _check(chunks: Sequence[Chunk], mesh: Mesh) -> None:
     if mesh.tensor > 1:
         raise ConfigError(
-            f"pipeline: mesh: tensor = {mesh.tensor}: must be 1; for groups that share a stage, see "
-            "ddlsim.plan.tensor_parallel"
+            f"pipeline: mesh: tensor = {mesh.tensor}: must be 1; Parallel(tensor={mesh.tensor}) makes groups of ranks "
+            "that share a stage"
         )
     ends = [0, *(chunk.end for chunk in chunks)]
     if not chunks or any(chunk.first != end for chunk, end in zip(chunks, ends, strict=False)):
