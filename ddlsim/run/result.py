@@ -276,7 +276,7 @@ class Result(SuggestsAttributes):
 
     @property
     def _has_own_steps(self) -> bool:
-        """Whether workers are asynchronous. Gossip of models has no staleness."""
+        """Whether workers do not share steps: their updates have a staleness, or each step of a worker is an update."""
         return bool(self.recorder.staleness) or contract.of(self.experiment.strategy).is_asynchronous
 
     @cached_property
