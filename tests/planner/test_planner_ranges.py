@@ -35,6 +35,7 @@ def at(device: Device, factor: float, strategy: FSDP) -> float:
     return ddlsim.simulate("selene", "llama-3-8b", strategy, device=other, **sizes).throughput  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_range_is_that_of_runs_at_both_ends() -> None:
     device = disputed("a100-80g", 0.9, 1.1)
     answer = plan(device)

@@ -103,6 +103,7 @@ def test_what_comes_after_the_lifetime_is_said(model):
     assert [note.split(",)")[0] for note in notes if "after the end of the run" in note] == ["Stop(ranks=(1"]
 
 
+@pytest.mark.slow
 def test_parts_of_the_lifetime_add_up_and_many_failures_end(model):
     result = lived(
         model, faults=[Stop(1, "100 s", "500 s"), LinkFault("h0", "switch", "1000 s", "500 s")],

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from draws import few
 from page_files import GPU_RUNS
 from typer.testing import CliRunner
 
@@ -35,6 +36,7 @@ def run_of(model: str, micro: int, factor: float = 1.0, workers: int = 8, truth:
     return replace(run, throughput=factor * simulate(experiment_of(run, truth)).throughput)
 
 
+@pytest.mark.slow
 def test_known_numbers_come_back() -> None:
     """Wide and narrow models, and those with large and small batches, tell products from element-wise kernels."""
     runs = [run_of("llama-3-70b", 1), run_of("llama-3-8b", 1), run_of("gpt2", 16), run_of("gpt2-medium", 4)]
@@ -290,7 +292,7 @@ def test_options_of_traces_need_a_stack(tmp_path: Path) -> None:
     assert "--batch has no effect without --stack; leave --batch out" in str(done.exception)
 
 
-@pytest.mark.parametrize("n", [3, 4, 6, 10])
+@pytest.mark.parametrize("n", few([3, 4, 6, 10], 1))
 def test_intervals_of_poor_fits_contain_a_further_run(n: int) -> None:
     """The scatter is 30 %, ten times the prior's; 95 % of further runs are within the interval of Student's t."""
     random, inside = np.random.default_rng(n), []
