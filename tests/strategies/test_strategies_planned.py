@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from draws import few
+from draws import few, seeds
 from strategies_processes import processes
 from strategy_plans import plan_of
 
