@@ -77,6 +77,7 @@ def test_runs_that_do_not_fit_in_memory_are_named() -> None:
     assert calibrate_stack([fits], "fsdp-eager").warnings == ()
 
 
+@pytest.mark.slow
 def test_larger_runs_have_an_interval(tmp_path: Path) -> None:
     fit = calibrate_stack([run_of("llama-3-8b", micro, factor) for micro, factor in ((1, 1.02), (2, 0.98))], TRUTH)
     fit.stack.save(tmp_path / "my-stack.toml")
@@ -155,6 +156,7 @@ def test_the_command(tmp_path: Path) -> None:
         CliRunner().invoke(app, words[:2], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_a_fixed_time_per_update_comes_back() -> None:
     """Two batch sizes tell it from the device's rate; with one, the fit says what would."""
     truth = replace(TRUTH, elementwise=load_stack("fsdp-eager").elementwise, step_time=0.05)
@@ -247,6 +249,7 @@ def write_traces(folder: Path, run: MeasuredRun, sizes: tuple[int, ...], n_ranks
     return paths
 
 
+@pytest.mark.slow
 def test_traces_of_a_run_predict_a_larger_one(tmp_path: Path) -> None:
     """A stack's numbers come back from traces that a simulated run wrote; 64 workers lie in the interval."""
     truth = replace(TRUTH, elementwise=load_stack("fsdp-eager").elementwise, call_time=22e-6)
