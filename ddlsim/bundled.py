@@ -25,7 +25,8 @@ def bundled_files(folder: str) -> dict[str, Path]:
     # The wheel's copy comes first: next to an installed package, "models" may belong to another project.
     for root in (_PACKAGE / "data_files" / folder, _PACKAGE.parent / folder):
         if root.is_dir():
-            return {path.stem: path for path in sorted(root.glob("*.toml"))}
+            names = sorted(name for name in os.listdir(root) if name.endswith(".toml"))
+            return {name.removesuffix(".toml"): root / name for name in names}
     raise ConfigError(f"the bundled folder {folder!r} was not found next to {_PACKAGE}; reinstall ddlsim")
 
 

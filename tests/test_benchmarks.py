@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+from draws import slow
 
 ROOT = Path(__file__).parents[1]
 
@@ -43,7 +44,7 @@ def test_all_workloads_are_run_here(workloads):
     assert set(workloads.NAMES) == NAMES
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in sorted(NAMES)])
+@pytest.mark.parametrize("name", [slow(n) if n in SLOW else n for n in sorted(NAMES)])
 def test_a_workload_runs(workloads, name):
     measured = workloads.once(name, tiny=True)
     assert set(measured) == {"seconds", "yardsticks", *([QUANTITY[name]] if name in QUANTITY else [])}

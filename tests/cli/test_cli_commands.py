@@ -309,6 +309,7 @@ def test_words_that_a_command_does_not_take_are_one_line(monkeypatch, capsys, ar
 LLAMA = ("dgx-h100-pod", "-m", "llama-3-8b", "-s", "fsdp")
 
 
+@pytest.mark.slow
 def test_software_attention_and_precision_of_a_run(tmp_path):
     options = ("--stack", "megatron", "--precision", "fp8", "--flash", "--steps", "1")
     data = json.loads(run("run", *LLAMA, "-n", "8", *options, "--no-bottleneck", "--json"))

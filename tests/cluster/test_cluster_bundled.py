@@ -10,7 +10,7 @@ import networkx as nx
 import numpy as np
 import pytest
 from counting import counted
-from draws import slow
+from draws import rows, slow
 
 from ddlsim.bundled import bundled_files
 from ddlsim.cluster import LinkDetail, cluster_names, load_cluster, with_detail
@@ -118,21 +118,24 @@ def test_known_figures():
 
 @pytest.mark.parametrize(
     ("name", "inside", "outside"),
-    [  # bytes/s per GPU: NVLink, and of its network interfaces
-        ("aws-p4de", 300e9, 6.25e9),
-        ("aws-p5e", 450e9, 50e9),
-        ("aws-p5en", 450e9, 50e9),
-        ("aws-p6-b200", 900e9, 50e9),
-        ("azure-nd-h100-v5", 450e9, 50e9),
-        ("azure-nd-h200-v5", 450e9, 50e9),
-        ("dgx-b200-pod", 900e9, 50e9),
-        ("dgx-b300-pod", 900e9, 100e9),
-        ("gb200-nvl72+n_hosts=2", 900e9, 50e9),
-        ("gb300-nvl72+n_hosts=2", 900e9, 100e9),
-        ("gcp-a3-high", 450e9, 12.5e9),
-        ("gcp-a3-mega", 450e9, 25e9),
-        ("hgx-h100-96g", 450e9, 50e9),
-    ],
+    rows(
+        [  # bytes/s per GPU: NVLink, and of its network interfaces
+            ("aws-p4de", 300e9, 6.25e9),
+            ("aws-p5e", 450e9, 50e9),
+            ("aws-p5en", 450e9, 50e9),
+            ("aws-p6-b200", 900e9, 50e9),
+            ("azure-nd-h100-v5", 450e9, 50e9),
+            ("azure-nd-h200-v5", 450e9, 50e9),
+            ("dgx-b200-pod", 900e9, 50e9),
+            ("dgx-b300-pod", 900e9, 100e9),
+            ("gb200-nvl72+n_hosts=2", 900e9, 50e9),
+            ("gb300-nvl72+n_hosts=2", 900e9, 100e9),
+            ("gcp-a3-high", 450e9, 12.5e9),
+            ("gcp-a3-mega", 450e9, 25e9),
+            ("hgx-h100-96g", 450e9, 50e9),
+        ],
+        5,
+    ),
 )
 def test_collectives_of_all_gpus_get_what_their_links_carry(name, inside, outside):
     """A gather of 16 GB over all GPUs is limited by NVLinks, which rings over n GPUs of a machine use n - 1 times of n,

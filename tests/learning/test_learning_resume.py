@@ -284,7 +284,7 @@ def test_what_cannot_be_saved_says_why(tmp_path):
     assert list(Path(tmp_path).iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", few(ALL, 15))
 def test_every_strategy_continues_as_the_run_without_a_break(name, tmp_path):
     """Saved after 7 updates (between evaluations), then after 10 (with one): what waits or is under way comes back."""
     one, path = ALL[name], tmp_path / "run.npz"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from draws import rows
 
 import ddlsim
 from ddlsim import FSDP, Experiment, Target
@@ -35,6 +36,7 @@ def at(device: Device, factor: float, strategy: FSDP) -> float:
     return ddlsim.simulate("selene", "llama-3-8b", strategy, device=other, **sizes).throughput  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_range_is_that_of_runs_at_both_ends() -> None:
     device = disputed("a100-80g", 0.9, 1.1)
     answer = plan(device)
@@ -63,7 +65,7 @@ def test_where_nothing_is_disputed_there_is_no_range() -> None:
     assert "assumed software stack: torchtitan; set another with --stack" in str(answer)
 
 
-@pytest.mark.parametrize(("factor", "certain"), [(0.7, True), (1.05, False), (2.0, True)])
+@pytest.mark.parametrize(("factor", "certain"), rows([(0.7, True), (1.05, False), (2.0, True)], 1, start=1))
 def test_a_machine_whose_rate_is_disputed_beside_another(factor: float, certain: bool) -> None:
     """The best of the other cluster is a rival, also where a bound has excluded it.
 

@@ -8,7 +8,7 @@ import weakref
 import networkx as nx
 import numpy as np
 import pytest
-from draws import seeds, slow
+from draws import few, seeds
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -57,7 +57,7 @@ SOME = [
 ]
 
 
-@pytest.mark.parametrize("bandwidth", [None, slow("0.2 Gbit/s")])
+@pytest.mark.parametrize("bandwidth", few([None, "0.2 Gbit/s"], 0))
 def test_no_simulation_beats_its_bound(bandwidth):
     cluster = CLUSTER if bandwidth is None else f"{CLUSTER}+bandwidth={bandwidth}"
     found, _ = options(SOME, cluster=cluster)

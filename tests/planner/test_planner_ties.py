@@ -113,7 +113,7 @@ def chosen(target: Target, found: Sequence[Trial]) -> Trial:
 
 
 @pytest.mark.parametrize("step", ["2 s", slow("1 ms")])
-@pytest.mark.parametrize("name", few(TARGETS, 3))
+@pytest.mark.parametrize("name", few(TARGETS, 2))
 def test_the_choice_is_that_of_an_exhaustive_search(name: str, step: str) -> None:
     """Among workers, strategies and two clusters, with ties everywhere (2 s) and hardly any (1 ms)."""
     target, options = TARGETS[name], {"strategies": STRATEGIES, "workers": [1, 2, 4, 8], "clusters": [DEAR, FAST]}

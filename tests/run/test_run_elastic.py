@@ -361,7 +361,7 @@ class Hot:
         yield Effect(self.start, self.start + self.duration, slowed, self.stopped, self.links)
 
 
-@pytest.mark.parametrize("hit", [pytest.param((0,), marks=pytest.mark.slow), (1,), (3,), (0, 2)])
+@pytest.mark.parametrize("hit", few([(0,), (1,), (3,), (0, 2)], 1, start=3))
 @pytest.mark.parametrize("learns", [False, True], ids=["timed", "learning"])
 def test_custom_faults_hit_the_same_workers_in_every_group(tmp_path, hit, learns):
     """Machine 1 fails at 100 s and returns at 700 s. Workers are slow, and others stand still, before and after."""
@@ -436,7 +436,7 @@ def test_devices_do_not_compute_while_the_state_is_saved():
 @pytest.mark.parametrize(
     "strategy", [ddlsim.AdaComm(4), ddlsim.LocalSGD(4, start_epoch=1)], ids=["AdaComm", "LocalSGD"]
 )
-@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("short", few([False, True], 1))
 def test_groups_whose_exchanges_depend_on_the_training(strategy, short):
     """Their pace is that of the training itself; without a failure, the run is that of a group that is not elastic."""
     training = ddlsim.Training("digits", updates=12)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from draws import rows
 
 import ddlsim
 from ddlsim import AllReduce, Checkpoints, ConfigError, Experiment, Failures, LocalSGD, Measured, Training
@@ -234,7 +235,7 @@ def test_what_was_learnt_before_a_warned_interruption_is_as_undisturbed():
 @pytest.mark.parametrize(
     "more", [{}, {"elastic": ddlsim.Elastic()}, {"faults": [ddlsim.RandomFaults("1 h", "30 s", factor=2.0)]}], ids=str
 )
-@pytest.mark.parametrize(("warmup", "steps"), [(0, 3), (1, 5), (4, 2), (0, 6)])
+@pytest.mark.parametrize(("warmup", "steps"), rows([(0, 3), (1, 5), (4, 2), (0, 6)], 1, start=2))
 def test_a_lifetime_repeats_complete_cycles_whatever_is_measured(warmup, steps, more):
     """Three steps of a period of four have one average or none, and a lifetime has one in four steps."""
     runs = [

@@ -64,6 +64,7 @@ def test_a_part_has_one_fault_in_mtbf_and_duration_on_average(shape):
     assert faults.rate == 0.01
 
 
+@pytest.mark.slow
 def test_slow_machines_compute_as_long_as_they_must():
     result = ddlsim.simulate(
         star(1, bandwidth="1 Gbit/s", latency=0.0), "lenet5", batch_size=8, workers=1, steps=5_000, warmup=0,

@@ -103,6 +103,7 @@ def test_what_comes_after_the_lifetime_is_said(model):
     assert [note.split(",)")[0] for note in notes if "after the end of the run" in note] == ["Stop(ranks=(1"]
 
 
+@pytest.mark.slow
 def test_parts_of_the_lifetime_add_up_and_many_failures_end(model):
     result = lived(
         model, faults=[Stop(1, "100 s", "500 s"), LinkFault("h0", "switch", "1000 s", "500 s")],
@@ -125,6 +126,7 @@ def test_parts_of_the_lifetime_add_up_and_many_failures_end(model):
         assert (np.diff(ends) > 0.0).all()
 
 
+@pytest.mark.slow
 def test_the_first_epoch_is_not_repeated(model):
     """1 s for an epoch from storage, then 5 ms for a step, of which half is read from there: 199,900 in 1,000 s."""
     cluster = with_storage(star(1, bandwidth="100 GB/s", latency="0 s"), "nfs0", read="1 GB/s")

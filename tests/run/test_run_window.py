@@ -61,6 +61,7 @@ def test_scaling_and_studies_take_whole_cycles():
     assert result.step_time == pytest.approx(1.408, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_workers_that_never_average_need_no_memory_for_all_steps_between():
     """As many steps are in flight as the memory allows, not the billion that workers could be apart."""
     case = {"steps": 20, "warmup": 0, **CASE}

@@ -8,6 +8,7 @@ import networkx as nx
 import numpy as np
 import pytest
 import yaml
+from draws import few
 
 import ddlsim
 from ddlsim.cluster import generators
@@ -57,7 +58,7 @@ def network_spans(result, worker=0):
     return [s[2:] for s in result.traced.recorder.spans if s.track == f"worker {worker} network"]
 
 
-@pytest.mark.parametrize("overlap", ["none", "layer", "ddp"])
+@pytest.mark.parametrize("overlap", few(["none", "layer", "ddp"], 1, start=2))
 def test_the_buckets_of_a_run_take_the_time_of_the_published_sweep(a100, overlap):
     strategy = ddlsim.AllReduce("nccl", overlap, cost="calibrated")
     result = ddlsim.simulate(experiment(a100.cluster, strategy))
@@ -314,6 +315,7 @@ def test_what_the_curve_does_not_know_is_refused(a100):
         ddlsim.AllReduce(cost="calibrate")
 
 
+@pytest.mark.slow
 def test_two_backends_cannot_both_be_meant():
     rows = sweep("nccl_a100_8gpu_allreduce", 8, 1)
     both = calibrate([*rows[::4], *[dataclasses.replace(r, backend="gloo") for r in rows[::4]]], "dgx-a100-pod")

@@ -264,8 +264,7 @@ def test_its_fabric():
     "fabric",
     few(
         [ddlsim.Fabric("hierarchical"), ddlsim.Fabric("hierarchical", cost="nccl"), ddlsim.Fabric("nccl", cost="nccl")],
-        2,
-        start=2,
+        1,
     ),
     ids=str,
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from draws import rows
 from strategies_reference import uniform_star
 
 import ddlsim
@@ -71,11 +72,14 @@ def test_auto_takes_the_fastest(model: str, n: int) -> None:
 
 @pytest.mark.parametrize(
     ("model", "strategy"),
-    [
-        ("gpt2", ddlsim.Parallel(tensor=2, pipeline=2)),
-        ("gpt2", ddlsim.Parallel(pipeline=2)),
-        ("vgg16", ddlsim.Hybrid()),
-    ],
+    rows(
+        [
+            ("gpt2", ddlsim.Parallel(tensor=2, pipeline=2)),
+            ("gpt2", ddlsim.Parallel(pipeline=2)),
+            ("vgg16", ddlsim.Hybrid()),
+        ],
+        1,
+    ),
 )
 def test_auto_takes_the_fastest_in_plans(model: str, strategy: Any) -> None:
     """Where replicas sum few sizes at a time, the run takes as long as with the faster of rings and doubling."""

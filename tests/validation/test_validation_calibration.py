@@ -457,6 +457,7 @@ def test_a_curve_through_all_sizes_is_linear_between_them(tmp_path):
     assert at[3_000_000].high > 1.2 * at[3_000_000].value
 
 
+@pytest.mark.slow
 def test_a_curve_through_all_sizes_of_nccl_is_not_bound_by_the_latencies_of_its_tuner():
     """For the smallest size on eight A100, the tuner alone expects 6.6 + 14 0.6 = 15 us; some library takes 9 us."""
     sizes, seconds = [2**15 * 8**i for i in range(6)], [9e-6, 30e-6, 40e-6, 200e-6, 300e-6, 6e-3]

@@ -217,6 +217,7 @@ def test_from_a_topology_to_a_page(call, tmp_path):
     assert "(--hosts)" in error
 
 
+@pytest.mark.slow
 def test_contradictions_come_first(call, tmp_path):
     """NCCL between hosts at 10 Gbit/s, one TCP stream at 2: the first line says so; with --json it is on stderr."""
     lines = ["experiment,operation,n_ranks,n_hosts,nbytes,median_s,backend"]

@@ -43,6 +43,7 @@ def test_ping_and_iperf_give_latency_and_bandwidth(tmp_path):
     assert any(note.startswith("between.latency comes mainly from the cluster file") for note in alone.notes)
 
 
+@pytest.mark.slow
 def test_a_log_of_nccl_tests_calibrates_the_links_inside(tmp_path):
     """A ring of 8 on links of 2 us and 200 GB/s, printed as nccl-tests prints it (times to 0.01 us)."""
     cluster = ddlsim.load_cluster("dgx-a100-pod")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from draws import few
 from page_files import GPU_RUNS
 from typer.testing import CliRunner
 
@@ -35,6 +36,7 @@ def run_of(model: str, micro: int, factor: float = 1.0, workers: int = 8, truth:
     return replace(run, throughput=factor * simulate(experiment_of(run, truth)).throughput)
 
 
+@pytest.mark.slow
 def test_known_numbers_come_back() -> None:
     """Wide and narrow models, and those with large and small batches, tell products from element-wise kernels."""
     runs = [run_of("llama-3-70b", 1), run_of("llama-3-8b", 1), run_of("gpt2", 16), run_of("gpt2-medium", 4)]
@@ -75,6 +77,7 @@ def test_runs_that_do_not_fit_in_memory_are_named() -> None:
     assert calibrate_stack([fits], "fsdp-eager").warnings == ()
 
 
+@pytest.mark.slow
 def test_larger_runs_have_an_interval(tmp_path: Path) -> None:
     fit = calibrate_stack([run_of("llama-3-8b", micro, factor) for micro, factor in ((1, 1.02), (2, 0.98))], TRUTH)
     fit.stack.save(tmp_path / "my-stack.toml")
@@ -153,6 +156,7 @@ def test_the_command(tmp_path: Path) -> None:
         CliRunner().invoke(app, words[:2], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_a_fixed_time_per_update_comes_back() -> None:
     """Two batch sizes tell it from the device's rate; with one, the fit says what would."""
     truth = replace(TRUTH, elementwise=load_stack("fsdp-eager").elementwise, step_time=0.05)
@@ -245,6 +249,7 @@ def write_traces(folder: Path, run: MeasuredRun, sizes: tuple[int, ...], n_ranks
     return paths
 
 
+@pytest.mark.slow
 def test_traces_of_a_run_predict_a_larger_one(tmp_path: Path) -> None:
     """A stack's numbers come back from traces that a simulated run wrote; 64 workers lie in the interval."""
     truth = replace(TRUTH, elementwise=load_stack("fsdp-eager").elementwise, call_time=22e-6)
@@ -290,7 +295,7 @@ def test_options_of_traces_need_a_stack(tmp_path: Path) -> None:
     assert "--batch has no effect without --stack; leave --batch out" in str(done.exception)
 
 
-@pytest.mark.parametrize("n", [3, 4, 6, 10])
+@pytest.mark.parametrize("n", few([3, 4, 6, 10], 1))
 def test_intervals_of_poor_fits_contain_a_further_run(n: int) -> None:
     """The scatter is 30 %, ten times the prior's; 95 % of further runs are within the interval of Student's t."""
     random, inside = np.random.default_rng(n), []

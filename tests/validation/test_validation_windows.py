@@ -69,15 +69,15 @@ def test_windows_are_found_where_they_are_the_cause(rate, latency, seed, window)
         assert values(found)["bandwidth"] == pytest.approx(rate, rel=0.3)
 
 
-@pytest.mark.parametrize("seed", few(range(3), 1))
+@pytest.mark.parametrize("seed", few(range(3), 0))
 def test_a_window_of_the_usual_size_is_found_without_slow_start_too(seed):
     found = calibrated(1.25e9, 5e-3, seed, transport="tcp-cubic", warm=True)
     assert values(found)["window"] == pytest.approx(3.0 * 2**20, rel=0.03)
     assert values(found)["warm"] == 1.0
 
 
-@pytest.mark.parametrize(("rate", "latency"), rows([(1.25e9, 5e-3), (2.5e8, 5e-3), (1.25e9, 20e-3)], 1))
-@pytest.mark.parametrize("seed", few(range(3), 1, start=1))
+@pytest.mark.parametrize(("rate", "latency"), rows([(1.25e9, 5e-3), (2.5e8, 5e-3), (1.25e9, 20e-3)], 0))
+@pytest.mark.parametrize("seed", range(3))
 def test_frames_are_found_where_they_are_the_cause(rate, latency, seed):
     found = calibrated(rate, latency, seed, **FRAMES)
     assert (values(found)["frame_header"], values(found)["frame_payload"]) == (66.0, 1448.0)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from draws import rows
 from typer.testing import CliRunner
 
 import ddlsim
@@ -115,7 +116,8 @@ def test_nccl_goes_by_the_name_of_the_file(tmp_path, slow):
 
 
 @pytest.mark.parametrize(
-    ("cluster", "device"), [("dgx-h100-pod", "h800"), ("dgx-h100-pod+device=h800", None), ("hgx-h100-96g", "h800")]
+    ("cluster", "device"),
+    rows([("dgx-h100-pod", "h800"), ("dgx-h100-pod+device=h800", None), ("hgx-h100-96g", "h800")], 1),
 )
 def test_the_nvlinks_of_an_h800_are_slower(cluster, device):
     """An H800 has 200 GB/s of NVLink in each direction (arXiv:2412.19437) on clusters of the H100 (450 GB/s), too."""
