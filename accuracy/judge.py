@@ -514,8 +514,8 @@ SIZES = {
 }  # fmt: skip
 #: MaxText's remat_policy; products: what attention computes between its products with weights is recomputed
 POLICIES = {
-    "full": "full", "none": "none", "": "full", "all but products": "selective", "selective": "selective",
-    "minimal": "selective", "minimal_flash": "selective", "save_dot_with_context_except_mlp": "selective",
+    "full": "full", "none": "none", "": "full", "all but products": "dots-saveable", "selective": "selective",
+    "minimal": "dots-saveable", "minimal_flash": "selective", "save_dot_with_context_except_mlp": "selective",
 }  # fmt: skip
 
 
@@ -542,13 +542,13 @@ def _maxtext(row: Row) -> tuple[float, float | None]:
     if tensor == 1:
         strategy: Any = FSDP(shard=None if fsdp in (n, inside * given) else fsdp, recompute=again)
     else:
-        if fsdp != inside:
-            row.notes.append(f"simulated with the optimizer sharded over {n // tensor} ranks")
+        if fsdp != n // tensor:
+            row.notes.append(f"simulated with the model sharded over {n // tensor} ranks")
         # XLA hides collectives of tensor groups behind the products that need them, in chunks (Wang et al. 2023,
         # Overlap communication with dependent computation via decomposition, ASPLOS)
         strategy = Parallel(
-            tensor=tensor, data=n // tensor, micro_batch=local_batch * tensor, sharded=True, overlap="layer",
-            sequence=True, tp_comm_overlap=True, recompute=again,
+            tensor=tensor, data=n // tensor, micro_batch=local_batch * tensor, sharded="full", sequence=True,
+            tp_comm_overlap=True, recompute=again,
         )  # fmt: skip
     result = _run(row, cluster, model, strategy, local_batch * n, n, "maxtext")
     # MaxText counts attention in full (MaxText/maxtext_utils.py, calculate_tflops_training_per_device)

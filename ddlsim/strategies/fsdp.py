@@ -67,10 +67,11 @@ class FSDP:
                   after the last micro-batch. False: stages 2 and 3 reduce-scatter the gradients of every micro-batch.
                   Stage 1 always accumulates locally
     recompute     activations to recompute in the backward pass (activation checkpointing): "none"; "selective", the
-                  matrices of attention; "operators", every second matrix product and the element-wise operations of
-                  transformer layers; "full", transformer layers; "early-stop", transformer layers without their last
-                  matrix product, whose output the backward pass does not need (PyTorch's checkpoint with
-                  use_reentrant=False)
+                  matrices of attention; "dots-saveable", everything in transformer layers but products with weights
+                  (JAX's checkpoint policy dots_with_no_batch_dims_saveable, MaxText's remat_policy "minimal");
+                  "operators", every second matrix product and the element-wise operations of these layers; "full",
+                  transformer layers; "early-stop", transformer layers without their last matrix product, whose output
+                  the backward pass does not need (PyTorch's checkpoint with use_reentrant=False)
     recompute_share
                   fraction of the transformer layers that recompute, evenly spread (Megatron-LM's
                   --recompute-num-layers, torchtitan's "selective" for every n-th layer). :class:`~ddlsim.Parallel` has
@@ -109,7 +110,7 @@ class FSDP:
     shard: Count | None = None
     units: Sequence[Index] | None = None
     no_sync: bool = False
-    recompute: Annotated[str, one_of("none", "selective", "operators", "full", "early-stop")] = "none"
+    recompute: Annotated[str, one_of("none", "selective", "dots-saveable", "operators", "full", "early-stop")] = "none"
     recompute_share: Density = 1.0
     overlap: InOrderChoice | None = None
     param_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None

@@ -91,8 +91,10 @@ class Parallel(WithFabric):
                  overlap the communication of sequence parallelism with matrix products, in chunks, as Megatron-LM's
                  --tp-comm-overlap does (:mod:`ddlsim.workload.tensor_overlap`)
     recompute    activations to recompute in the backward pass: "none"; "selective", the matrices of attention;
-                 "operators", every second matrix product; "full", transformer layers; "early-stop", transformer layers
-                 without their last product; "stage", everything but the inputs of chunks
+                 "dots-saveable", everything in transformer layers but products with weights; "operators", every second
+                 matrix product and the element-wise operations of these layers; "full", transformer layers;
+                 "early-stop", transformer layers without their last product; "stage", everything but the inputs of
+                 chunks
     sharded      True: each replica updates a shard of each bucket and all-gathers the others (ZeRO stage 1); with
                  `overlap`, the all-gathers overlap the next forward passes. "full": replicas shard weights, gradients
                  and optimizer state (FSDP2 on meshes of two or three axes, as in torchtitan). With one stage,
@@ -122,7 +124,7 @@ class Parallel(WithFabric):
     cut: Literal["balanced", "layers"] = "balanced"
     sequence: bool = False
     tp_comm_overlap: bool = False
-    recompute: Literal["none", "selective", "operators", "full", "early-stop", "stage"] = "none"
+    recompute: Literal["none", "selective", "dots-saveable", "operators", "full", "early-stop", "stage"] = "none"
     sharded: bool | Literal["full"] = False
     p2p: Literal["overlapped", "exchange", "in turns", "in step"] = "overlapped"
     overlap: Literal["none", "layer", "ddp", "megatron"] = "ddp"

@@ -271,7 +271,8 @@ def check_shares(name: str, context: RunContext) -> None:
 #: changed fields of a strategy, by name
 Changes = Mapping[str, object]
 #: distance of each kind of recomputation; with attention matrices, little work is added, in full a third
-AGAIN = {"none": 0.0, "selective": 0.1, "operators": 0.2, "early-stop": 0.5, "full": 0.5, "stage": 0.6}
+AGAIN = {"none": 0.0, "selective": 0.1, "dots-saveable": 0.15, "operators": 0.2}
+AGAIN |= {"early-stop": 0.5, "full": 0.5, "stage": 0.6}
 #: distance of each ZeRO stage: 1 and 2 add no communication, 3 adds half
 SHARED = {0: 0.0, 1: 0.05, 2: 0.1, 3: 0.3}
 

@@ -245,7 +245,7 @@ def _check_effects(case: _Case) -> None:
         raise ConfigError(
             f"tensor = {tensor}: {name} has no attention layers, which tensor parallelism needs; use tensor=1"
         )
-    if recompute in ("selective", "operators"):
+    if recompute in ("selective", "dots-saveable", "operators"):
         raise ConfigError(
             f"recompute = {recompute!r} has no effect, because {name} has no transformer layers; use "
             "recompute='segments'"

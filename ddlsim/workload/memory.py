@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 #: what is recomputed in the backward pass instead of being kept
-RECOMPUTE = ("none", "selective", "operators", "full", "early-stop", "segments")
+RECOMPUTE = ("none", "selective", "dots-saveable", "operators", "full", "early-stop", "segments")
 
 
 def held_params(model: Model, n_workers: int) -> int:
@@ -134,9 +134,9 @@ def kept_nbytes(
     element = ELEMENT_NBYTES[precision]
     if stack is not None:
         _kept_inputs(layers, kinds, nbytes, precision, (tensor, sequence), stack)
-    if recompute == "operators":
+    if recompute in ("operators", "dots-saveable"):
         unread = stack is not None and stack.keeps_unused_outputs
-        return _operators_nbytes(layers, nbytes, element, tensor, sequence=sequence, unread=unread)
+        return _products_nbytes(layers, nbytes, element, tensor, recompute, sequence=sequence, unread=unread)
     stretches = blocks(layers) if recompute in ("full", "early-stop") else []
     last = recompute != "segments"  # a transformer layer's output is read by a normalisation or the next stage
     stretches = stretches if last else segments(layers, nbytes, element)
@@ -150,21 +150,25 @@ def kept_nbytes(
     return kept, again
 
 
-def _operators_nbytes(
-    layers: Sequence[Layer], nbytes: Sequence[float], element: float, tensor: int, *, sequence: bool, unread: bool
-) -> tuple[float, float]:
-    """Return the bytes kept per sample, and recomputed at a time, if every second product is kept. `unread`: a last
-    product that only a sum reads is kept, too."""
-    saved, again, kept = saved_products(layers), 0.0, sum(nbytes)
+def _products_nbytes(
+    layers: Sequence[Layer], nbytes: Sequence[float], element: float, tensor: int, recompute: str, *, sequence: bool,
+    unread: bool,
+) -> tuple[float, float]:  # fmt: skip
+    """Return the bytes kept per sample, and recomputed at a time, if products are kept (:func:`saved_products`).
+    `unread`: a last product that only a sum reads is kept, too."""
+    saved, again, kept = saved_products(layers, recompute), 0.0, sum(nbytes)
+    by_tokens = tensor if sequence else 1
     for first, end in blocks(layers):
-        entering = math.prod(layers[first].in_shape) / (tensor if sequence else 1)
-        inside, last = entering, max((i for i in range(first, end) if saved[i]), default=first)
+        inside = math.prod(layers[first].in_shape) / by_tokens
+        last = max((i for i in range(first, end) if saved[i]), default=first)
         for i in range(first, end):
             layer = layers[i]
-            inside += layer.out_shape[0] * layer.heads * layer.head_size / tensor  # output of attention itself
-            inside += layer.out_shape[0] * sum(width for width, is_kept in saved[i] if is_kept) / tensor
-        if not unread and not layers[last].heads and saved[last] and saved[last][-1][1]:
-            inside -= layers[last].out_shape[0] * saved[last][-1][0] / tensor
+            if recompute == "operators":  # the output of attention itself
+                inside += layer.out_shape[0] * layer.heads * layer.head_size / tensor
+            for j, (width, is_kept) in enumerate(saved[i], start=1):
+                sums = j == len(saved[i]) and (i == last or layer.heads > 0)  # over the tensor group
+                if is_kept and (unread or layer.heads or not (sums and i == last)):
+                    inside += layer.out_shape[0] * width / (by_tokens if sums else tensor)
         kept += element * inside - sum(nbytes[first:end])
         again = max(again, sum(nbytes[first:end]) - element * inside)
     return kept, again
@@ -252,10 +256,10 @@ class Holding:
     shards          ranks over which ZeRO shards
     tensor          ranks over which a layer is split (Shoeybi et al. 2019, arXiv:1909.08053)
     sequence        sequence parallelism: what tensor parallelism does not split is split by tokens
-    recompute       what is recomputed instead of kept: "none", "selective" (attention matrices), "operators" (every
-                    second product and the element-wise operations of transformer layers), "full" (transformer layers),
-                    "early-stop" (as "full", except for their last product, which keeps nothing) or "segments" (about
-                    sqrt(n) segments of n layers)
+    recompute       what is recomputed instead of kept: "none", "selective" (attention matrices), "dots-saveable"
+                    (attention and the element-wise operations of transformer layers), "operators" (every second product
+                    and the element-wise operations), "full" (transformer layers), "early-stop" (as "full", except for
+                    their last product, which keeps nothing) or "segments" (about sqrt(n) segments of n layers)
     flash           attention does not write its matrices to memory (Dao et al. 2022, arXiv:2205.14135)
     stack           software, which determines the memory of the loss and how inputs of products and gathered weights
                     are stored; None: eager PyTorch's loss, and what the layers' formulas read

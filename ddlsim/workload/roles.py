@@ -167,12 +167,15 @@ def _is_split(role: str, name: str) -> bool:
     return role == COLUMN or (role == VOCABULARY and name not in ("positions", "types"))
 
 
-def saved_products(layers: Sequence[Layer]) -> list[list[tuple[float, bool]]]:
-    """Return the output width of each layer's products, and whether it is kept, for "operators".
+def saved_products(layers: Sequence[Layer], recompute: str) -> list[list[tuple[float, bool]]]:
+    """Return the output width of each layer's products, and whether it is kept, for a kind of recomputation.
 
-    In every transformer layer, the first, third, ... product is kept and the others are recomputed: torchtitan's
-    selective activation checkpointing per operator (torchtitan/models/llama3/infra/parallelize.py, "every second mm").
+    With "dots-saveable", all products with weights are kept (jax.checkpoint_policies.dots_with_no_batch_dims_saveable).
+    With "operators", the first, third, ... product of every transformer layer is kept and the others are recomputed:
+    torchtitan's selective activation checkpointing per operator (torchtitan/models/llama3/infra/parallelize.py, "every
+    second mm").
     """
+    every = 2 if recompute == "operators" else 1
     kept: list[list[tuple[float, bool]]] = [[] for _ in layers]
     for first, end in blocks(layers):
         n = 0
@@ -183,6 +186,6 @@ def saved_products(layers: Sequence[Layer]) -> list[list[tuple[float, bool]]]:
             for name, size in layer.tensors:
                 if name.endswith("weight"):
                     width = layer.heads * layer.head_size if name.startswith("out.") else layer.in_shape[-1]
-                    kept[i].append((size / width, n % 2 == 0))
+                    kept[i].append((size / width, n % every == 0))
                     n += 1
     return kept

@@ -99,16 +99,16 @@ def tensor_parallel(
     tensor: Count,
     *,
     sequence: bool = False,
-    recompute: Annotated[str, one_of("none", "selective", "operators", "full", "early-stop")] = "none",
+    recompute: Annotated[str, one_of("none", "selective", "dots-saveable", "operators", "full", "early-stop")] = "none",
     tp_comm_overlap: bool = False,
 ) -> Shard:
     """Return the part of one of `tensor` ranks in a workload.
 
     sequence   sequence parallelism: parts that tensor parallelism does not split are split by tokens
-    recompute  what the backward pass recomputes: attention's matrices ("selective"), every second product and all
-               element-wise work of transformer layers ("operators"), these layers ("full", including their two
-               all-reduces), or these without the last product and its sum, which nothing reads ("early-stop": PyTorch's
-               checkpoint, use_reentrant=False)
+    recompute  what the backward pass recomputes: attention's matrices ("selective"), these and all element-wise
+               work of transformer layers ("dots-saveable"), this work and every second product ("operators"), these
+               layers ("full", including their two all-reduces), or these without the last product and its sum, which
+               nothing reads ("early-stop": PyTorch's checkpoint, use_reentrant=False)
     tp_comm_overlap
                exchanges of sequence parallelism overlap with matrix products, in chunks
                (:mod:`ddlsim.workload.tensor_overlap`)
@@ -213,14 +213,15 @@ def _again(workload: Workload, forward: Floats, recompute: str, tensor: int) -> 
             again[first:end] = forward[first:end]
     elif recompute == "selective":
         again = _scores_again(workload, forward, tensor)
-    elif recompute == "operators":
+    elif recompute in ("operators", "dots-saveable"):
         layers, core = workload.model.layers, _scores_again(workload, forward, tensor)
-        kept = saved_products(layers)
+        kept = saved_products(layers, recompute)
         for first, end in blocks(layers):
             for i in range(first, end):
                 total = sum(width for width, _ in kept[i])
                 repeated = sum(width for width, saved in kept[i] if not saved)
                 again[i] = (forward[i] - core[i]) * (repeated / total if total else 1.0)
+                again[i] += core[i] * (recompute == "dots-saveable")
     return again
 
 

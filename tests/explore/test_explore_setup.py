@@ -169,7 +169,7 @@ def test_the_first_choice_of_a_setting_is_what_the_class_does():
 
 def test_the_choices_are_all_words_of_a_rule():
     found = {context.name: context for context in settings_of(ddlsim.FSDP)}
-    assert found["recompute"].choices == ("none", "selective", "operators", "full", "early-stop")
+    assert found["recompute"].choices == ("none", "selective", "dots-saveable", "operators", "full", "early-stop")
     found = {context.name: context for context in settings_of(ddlsim.DPSGD)}
     assert set(found["graph"].choices) == {"ring", "bipartite", "complete"}
 

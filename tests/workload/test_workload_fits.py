@@ -136,7 +136,7 @@ def test_interleaved_stages_hold_at_most_all_micro_batches(micro_batches: int) -
     assert answer.memory.total == pytest.approx(run.memory.needed, rel=0.003)
 
 
-@pytest.mark.parametrize("recompute", ["selective", "operators", "full"])
+@pytest.mark.parametrize("recompute", ["selective", "dots-saveable", "operators", "full"])
 def test_recomputed_matrices_need_memory(recompute: str) -> None:
     """Of 32 heads with 16,384 tokens in 16 bits, 17.2 GB at a time, unless attention is fused."""
     fused, unfused = (

@@ -320,7 +320,7 @@ def test_memory_prints_its_terms() -> None:
         (lambda: Holding(sequence=True), "sequence = True: requires tensor parallelism"),
         (
             lambda: Holding(recompute="some"),
-            "recompute = 'some': must be one of none, selective, operators, full, early-stop, segments",
+            "recompute = 'some': must be one of none, selective, dots-saveable, operators, full, early-stop, segments",
         ),
         (lambda: Holding(workspace="8 s"), "Holding: workspace: '8 s' is a time, not a size"),
         (lambda: memory_of(load_model("gpt2"), -1), "batch_size = -1: must be a non-negative integer"),
@@ -379,7 +379,7 @@ def test_a_stage_without_attention_has_the_memory_of_the_same_stack():
     assert memory.buffers == (whole.stack.loss_nbytes - 4) * logits == 0
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "operators", "full", "early-stop"])
+@pytest.mark.parametrize("recompute", ["none", "selective", "dots-saveable", "operators", "full", "early-stop"])
 @pytest.mark.parametrize("name", ["llama-3.2-1b+layers=3", "gpt2+layers=2", "vit-b16+layers=2"])
 def test_two_stages_keep_what_the_whole_model_keeps(name: str, recompute: str) -> None:
     """Wherever the model is cut, even within a transformer layer; and at most the tensor that enters the second one."""

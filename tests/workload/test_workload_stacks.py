@@ -260,7 +260,7 @@ def test_unfused_softmax_moves_more() -> None:
 def test_recomputation_per_operator() -> None:
     """Of Llama's seven products the second, fourth and sixth are repeated: keys, output and up."""
     (first, end), *_ = blocks(MODEL.layers)
-    kept = [is_kept for each in saved_products(MODEL.layers)[first:end] for _, is_kept in each]
+    kept = [is_kept for each in saved_products(MODEL.layers, "operators")[first:end] for _, is_kept in each]
     assert kept == [True, False, True, False, True, False, True]
     plain, some, full = (tensor_parallel(work(), 1, recompute=how).workload for how in ("none", "operators", "full"))
     assert plain.backward_time < some.backward_time < full.backward_time
@@ -271,6 +271,24 @@ def test_recomputation_per_operator() -> None:
         nbytes, again = kept_nbytes(MODEL.layers, "bf16", recompute="operators", flash=True, stack=load_stack(stack))
         assert nbytes - outside == pytest.approx(2 * 2.0 * 2048 * (n * h + kv + f), rel=1e-12)
         assert again > 0.0
+
+
+@pytest.mark.parametrize(("tensor", "sequence"), [(1, False), (4, False), (4, True)])
+def test_recomputation_of_all_but_products(tensor: int, sequence: bool) -> None:
+    """Kept are the layer's input and the outputs of products with weights, without that of down, which only a sum
+    takes. Attention and element-wise work are repeated; with neither products nor their exchanges."""
+    ways = ("none", "selective", "dots-saveable", "operators", "full")
+    shards = [tensor_parallel(work(), tensor, sequence=sequence, recompute=how) for how in ways]
+    seconds = [shard.workload.backward_time for shard in shards]
+    assert seconds == sorted(seconds)
+    assert shards[2].collectives == shards[0].collectives
+    h, kv, f = 4096, 1024, 14336
+    full, kept = (
+        kept_nbytes(MODEL.layers, "bf16", tensor=tensor, sequence=sequence, recompute=how, flash=True)[0]
+        for how in ("full", "dots-saveable")
+    )
+    split, summed = h + 2 * kv + 2 * f, h  # queries, keys, values and the halves of SwiGLU; attention's output
+    assert kept - full == pytest.approx(2 * 2.0 * 2048 * (split / tensor + summed / (tensor if sequence else 1)))
 
 
 @pytest.mark.parametrize("tensor", [1, 4])
