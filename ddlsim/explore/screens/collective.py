@@ -19,8 +19,8 @@ from ddlsim.report.animation import Frames, messages_of, ranges, ring_of_ranks, 
 
 NAME = "collective"
 TITLE = "Collective"
-#: time per round in animations, in ms
-PACE = 700
+#: time per round in animations, in ms, and more per rank, because pictures of more ranks take longer to draw
+PACE, PER_RANK = 700, 20
 SIDE_BY_SIDE = '<div style="display:flex;flex-wrap:wrap;gap:16px;align-items:center">{}{}</div>'
 _FLEX = "flex:{} 1 {}px;min-width:0"
 WORDS = {kind: kind.replace("_", "-") for kind in KINDS}
@@ -47,7 +47,7 @@ class _Screen:
         self._numbers, self._words = html(), html(css_classes=["words"])
         self._pictures, self._bars, self._formula = html(), html(), html()
         self._player = pn.widgets.Player(
-            start=0, end=1, value=0, interval=PACE, loop_policy="once", show_loop_controls=False, show_value=False,
+            start=0, end=1, value=0, loop_policy="once", show_loop_controls=False, show_value=False,
             visible_buttons=["first", "previous", "pause", "play", "next", "last"], sizing_mode="stretch_width",
             max_width=520, height=60, margin=(4, 8),
         )  # fmt: skip
@@ -102,7 +102,9 @@ class _Screen:
         self._played, self._frames = played, Frames(played.schedule, played.states)
         self._numbers.object, self._formula.object = tiles(numbers(played)), closed_form(played)
         self._exports.stale()
-        self._player.param.update(start=0, end=max(played.n_rounds, 1), value=0, disabled=not played.n_rounds)
+        pace = PACE + PER_RANK * played.question.n_ranks
+        end, disabled = max(played.n_rounds, 1), not played.n_rounds
+        self._player.param.update(start=0, end=end, value=0, interval=pace, disabled=disabled)
         self._show()
 
     def _show(self) -> None:
