@@ -159,7 +159,7 @@ def calibrate(
             "calibrate: set --cluster to the measured cluster, or --stack to fit a software stack to measured runs"
         )
     from ddlsim.validation import calibrate as fit
-    from ddlsim.validation.calibration_text import warnings
+    from ddlsim.validation.calibration import warnings_of
 
     facts: dict[str, Any] = {"backend": backend, "operation": operation, "model": model, "version": software}
     facts |= {"n_hosts": hosts, "n_ranks": ranks}
@@ -168,7 +168,7 @@ def calibrate(
     found = fit(list(measurements), cluster, algorithms=named, reader=function, **facts)
     typer.echo(json.dumps(_plain(found), indent=2) if as_json else str(found))
     if as_json:  # the text starts with them
-        for warning in warnings(found):
+        for warning in warnings_of(found):
             typer.echo(warning, err=True)
     write_file(out, lambda path: found.save(path, cluster))
 

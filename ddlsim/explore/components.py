@@ -1,4 +1,4 @@
-"""Building blocks of screens: messages, numbers, tables and bars as HTML, and cards that are built when opened.
+"""Building blocks of screens: messages, numbers, tables and figures as HTML, and cards that are built when opened.
 
 Text and lines use the page's colours, so that they are readable in light and dark themes.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import panel as pn
 from bokeh import models as bokeh_models
@@ -23,10 +23,14 @@ from ddlsim.bundled import bundled_files
 from ddlsim.errors import DdlsimError
 from ddlsim.explore.jobs import Jobs, Progress
 from ddlsim.printable import shown
-from ddlsim.readable import percent
-from ddlsim.report.drawing import COLOURS
+from ddlsim.report.drawing import COLOURS, svg_uri
+from ddlsim.report.study_figures import tornado
 from ddlsim.run.experiment import Experiment
+from ddlsim.run.sensitivity import Sensitivity
 from ddlsim.study import Study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 #: Panel's annotations lack most parameters
 models: Any = bokeh_models
@@ -175,8 +179,6 @@ th, td { text-align: left; padding: 4px 10px 4px 0; vertical-align: top;
          border-bottom: 1px solid color-mix(in srgb, currentColor 20%, transparent); overflow-wrap: break-word; }
 th { font-weight: 600; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-td.w { width: 50%; padding: 7px 0; }
-.gain { height: 14px; margin-bottom: 6px; }
 .scroll { overflow-x: auto; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: 10px; }
 .tile { border: 1px solid color-mix(in srgb, currentColor 25%, transparent); border-radius: 6px; padding: 8px 12px; }
@@ -268,35 +270,15 @@ def legend(parts: Sequence[tuple[str, str]]) -> str:
     return f"<div>{''.join(keys)}</div>"
 
 
-#: series of bars
-BAR_COLOURS = ("#4477aa", "#dd7733")
+def image(axes: Axes, words: str, look: str = "max-width:100%") -> str:
+    """Return the figure of these axes, with an alternative text, black on white also on a dark page."""
+    style = f"{look};background:white;border-radius:6px"
+    return f'<img src="{svg_uri(axes)}" role="img" aria-label="{plain(words)}" style="{style}"/>'
 
 
-def bars(rows: Sequence[tuple[str, Sequence[float | None]]], series: Sequence[str] = ("",)) -> str:
-    """Return (label, gain of each series) as bars from a common line, losses to the left of it.
-
-    Gains are shares of 1. Items that gain less than 0.05 % in all series are only listed.
-    """
-    shown = [(label, gains) for label, gains in rows if max(abs(gain or 0.0) for gain in gains) >= 0.0005]
-    others = [label for label, gains in rows if (label, gains) not in shown]
-    numbers = [gain for _, gains in shown for gain in gains if gain is not None]
-    least, most = min([0.0, *numbers]), max([1e-9, *numbers])
-    scale = 100.0 / (most - least)
-
-    def bar(gain: float, place: int) -> str:
-        left, width = scale * (min(gain, 0.0) - least), max(scale * abs(gain), 0.3)
-        look = f"margin-left:{left:.2f}%;width:{width:.2f}%;background:{BAR_COLOURS[place]}"
-        return f'<div class="gain" style="{look}"></div>'
-
-    body = "".join(
-        f'<tr><td>{plain(label)}</td><td class="n">'
-        f"{'<br>'.join('-' if gain is None else percent(gain, sign='+') for gain in gains)}</td>"
-        f'<td class="w">{"".join(bar(gain or 0.0, place) for place, gain in enumerate(gains))}</td></tr>'
-        for label, gains in shown
-    )
-    key = legend(list(zip(BAR_COLOURS, series, strict=False))) if len(series) > 1 else ""
-    rest = f"<div>Without effect: {plain(', '.join(others))}.</div>" if others else ""
-    return f"{key}<table><tbody>{body}</tbody></table>{rest}"
+def gains(sensitivities: Sequence[Sensitivity]) -> str:
+    """Return the effects of parts that are 10 % better."""
+    return image(tornado(sensitivities), "; ".join(map(str, sensitivities)))
 
 
 def lines(texts: Sequence[str], kind: str) -> str:

@@ -19,6 +19,8 @@ from ddlsim.errors import ConfigError
 from ddlsim.explore.jobs import Progress
 from ddlsim.imports.nccl_tests import bus_factor
 from ddlsim.network import schedule_time
+from ddlsim.readable import count, seconds
+from ddlsim.report.animation import messages_of
 from ddlsim.schema import refuse_code
 from ddlsim.units import si
 
@@ -156,3 +158,21 @@ def _pairs(cluster: Cluster, nodes: Sequence[int]) -> Iterator[tuple[float, floa
         overhead = float(cluster.send_overhead[src[i]] + cluster.recv_overhead[dst[i]] + threads[i])
         slowest = float((cluster.channel_capacity[cluster.link_channel[links]] / share).min())
         yield overhead + float(share @ cluster.link_latency[links]), 1.0 / slowest
+
+
+def in_words(played: Played, number: int) -> str:
+    """Describe round `number` in a sentence."""
+    state = played.states[number]
+    done, n_ranks = int(state.done.sum()), len(state.done)
+    whole = f"{'every rank is' if done == n_ranks else f'{done} of {n_ranks} ranks are'} complete"
+    if not number:
+        return f"Before the first round: {whole}."
+    sent = messages_of(state)
+    most = max(len(chunks) for *_, chunks in sent) if sent else 0
+    each = "no chunk" if not most else "a chunk" if most == 1 else f"up to {most} chunks"
+    added = sum(added for _, _, added, _ in sent)
+    how = "added" if added == len(sent) else "overwritten" if not added else "partly added, partly overwritten"
+    took = played.times[number] - played.times[number - 1]
+    move = f"{count(len(sent), 'message')} of {each}{f', {how}' if state.reduces else ''}"
+    ends = f"ends after {seconds(played.times[number])}"
+    return f"Round {number} of {played.n_rounds}: {move}; {seconds(took)}, {ends}; {whole}."

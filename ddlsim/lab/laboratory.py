@@ -32,9 +32,7 @@ from ddlsim.collectives.combine import on_ranks
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.lab.cabling import CUBIC, KERNEL_LATENCY, Cabling, Port, plan
-from ddlsim.lab.executor import PATIENCE, LabError
-from ddlsim.lab.program import ITEM_NBYTES
-from ddlsim.lab.rank import Failed, Prepare, congestion_control
+from ddlsim.lab.rank import ITEM_NBYTES, PATIENCE, Failed, LabError, Prepare, congestion_control
 from ddlsim.measure.table import OPERATIONS, Measurement
 from ddlsim.network import schedule_time
 

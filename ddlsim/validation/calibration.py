@@ -11,6 +11,7 @@ from typing import Annotated, TypeAlias
 
 import numpy as np
 
+from ddlsim import printable
 from ddlsim.arguments import Count, Positive, checked, number
 from ddlsim.cluster import Cluster, ClusterLike, load_cluster
 from ddlsim.cluster.calibrated import (
@@ -28,12 +29,12 @@ from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.imports.text import LeftOut
 from ddlsim.measure import Measurement
 from ddlsim.measure.table import OPERATIONS
-from ddlsim.readable import percent, size
+from ddlsim.readable import count, percent, seconds, si, size
 from ddlsim.run.seeds import t_quantile
 from ddlsim.schema import refuse_code
-from ddlsim.validation.calibration_text import shown
+from ddlsim.text_tables import aligned
 from ddlsim.validation.cases import Case, candidates, chosen_algorithms, fewest_hosts, make_case
-from ddlsim.validation.compute_fit import ComputeFit, fit_compute
+from ddlsim.validation.compute_fit import ComputeFit, fit_compute, step_text
 from ddlsim.validation.curves import Curve, Interval, curve_time, fit_curve, interval_at
 from ddlsim.validation.jitter_fit import JitterFit, fit_jitter
 from ddlsim.validation.links import LinkRow, fit_links
@@ -149,6 +150,8 @@ def contradictions(
 
 # ---------------------------------------------------------------- calibration
 
+#: maximum number of the worst residuals in the text, and beginning of the most important notes
+N_WORST, WARNING = 3, "warning: "
 #: minimum size for the reduction rate: smaller buffers are reduced in caches, and starting takes part of the time
 LEAST_REDUCTION = 64 * 1024
 #: fit of a class of links, parameters that follow from the kind of the links, and the rows of the fit
@@ -420,15 +423,87 @@ class Calibration:
         write_calibration(self, Path(path), source)
 
     def __str__(self) -> str:
-        from ddlsim.validation.calibration_text import summary
-
-        return summary(self)
+        _, *parameters = self._cells()
+        found = [(*others, f"(file: {file})") for *others, file in parameters]
+        rows = aligned(found, left=(0, 2, 3), indent=2) if found else []
+        return printable.shown("\n".join([*warnings_of(self), self._title, *rows, *self._lines()]))
 
     def _repr_html_(self) -> str:
         from ddlsim.notebook import grid, lines, page
-        from ddlsim.validation.calibration_text import cells, notes, title
 
-        return page(title(self), grid(cells(self), left=(0,)), lines(notes(self)))
+        return page(self._title, grid(self._cells(), left=(0,)), lines(self._lines()))
+
+    @property
+    def _title(self) -> str:
+        return f"calibration of {self.cluster.name}"
+
+    def _cells(self) -> list[tuple[str, str, str, str]]:
+        """Return a header and one row per parameter."""
+        rows = [("parameter", "value", "interval (95 %)", "file")]
+        for p in self.parameters:
+            value, low, high, file = (shown(p.name, number) for number in (p.value, p.low, p.high, p.file))
+            rows.append((p.name, value, f"[{low}, {high}]", file))
+        return rows
+
+    def _lines(self) -> list[str]:
+        """Return residuals, curves, compute times, jitter and notes as indented lines."""
+        lines = []
+        for fitted, what in ((True, "used in the fit"), (False, "not used in the fit")):
+            rows = [r for r in self.residuals if r.fitted == fitted]
+            if rows:
+                mean = sum(abs(r.error) for r in rows) / len(rows)
+                worst = sorted(rows, key=lambda r: -abs(r.error))[:N_WORST]
+                lines.append(f"  {count(len(rows), 'measurement')} {what}: mean absolute error {percent(mean)}; worst:")
+                texts = ((_named(r), seconds(r.measured), percent(r.error, sign="+")) for r in worst)
+                lines += [f"    {name}: measured {measured}, {error}" for name, measured, error in texts]
+        for c in self.curves:
+            factors = ", ".join(f"{f:.3g}" for f in c.per_byte)
+            what = f"{c.operation} {c.backend} {'inside a host' if c.inside else 'between hosts'}"
+            measured = f"{size(c.nbytes[0])} to {size(c.nbytes[1])}, {_span(c.ranks)} ranks; scatter"
+            at = f" from {', '.join(size(s) for s in c.sizes)}" if c.sizes else ""
+            if c.plain:
+                text = f"{what}: as simulated, measured for {measured}"
+            elif c.left_out:
+                text = f"curve of {what}: through all {len(c.sizes) + 2} sizes from {measured} between them"
+            else:
+                text = f"curve of {what}: latency x {c.per_message:.3g}, time of the bytes x {factors}{at}"
+                text += f"; valid for {measured}"
+            lines.append(f"  {text} {percent(c.spread)}")
+        for fit in self.compute:
+            batches = _span((fit.batch_sizes[0], fit.batch_sizes[-1]))
+            lines.append(
+                f"  step of {fit.model}: {step_text(fit.c0, fit.c1)}, measured at batch {batches}, "
+                f"scatter {percent(fit.spread)}"
+            )
+        if self.jitter is not None:
+            lines.append(f"  jitter: {self.jitter}")
+        lines += [f"  note: {note}" for note in self.notes if not note.startswith(WARNING)]
+        return lines
+
+
+def shown(name: str, value: float) -> str:
+    """Return a parameter's value with a unit, as in cluster files."""
+    if not math.isfinite(value):
+        return "no limit"
+    if PARAMETERS[name] == "time":
+        return seconds(value)
+    if PARAMETERS[name] in ("bytes", "share"):
+        return f"{value:.4g}{' B' if PARAMETERS[name] == 'bytes' else ''}"
+    return si(8.0 * value, "bit/s") if name != "reduce_bandwidth" else si(value, "B/s")
+
+
+def warnings_of(calibration: Calibration) -> list[str]:
+    """Return the most important warnings: contradictory measurements and bad fits."""
+    return sorted((note for note in calibration.notes if note.startswith(WARNING)), key=lambda n: "contradict" not in n)
+
+
+def _named(row: Residual) -> str:
+    backend = f" {row.backend}" if row.backend else ""
+    return f"{row.operation}{backend}, {count(row.n_ranks, 'rank')} on {count(row.n_hosts, 'host')}, {size(row.nbytes)}"
+
+
+def _span(ends: tuple[int, int]) -> str:
+    return str(ends[0]) if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
 
 
 @checked

@@ -7,6 +7,7 @@ compared, never evaluated as code.
 from __future__ import annotations
 
 import dataclasses
+import html
 import itertools
 import math
 import operator
@@ -15,20 +16,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
+import ddlsim
+from ddlsim import printable
 from ddlsim.arguments import Index, NotNegative, checked, one_of
 from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.cluster.calibrated import PARAMETERS
 from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.extras import needs
-from ddlsim.readable import count, percent
+from ddlsim.output_files import write_text
+from ddlsim.readable import count, percent, rate
 from ddlsim.run.experiment import StrategyLike
+from ddlsim.run.metrics import METRICS
+from ddlsim.text_tables import aligned
 from ddlsim.units import as_number
 from ddlsim.validation.calibration import Calibration
+from ddlsim.validation.calibration import shown as shown_parameter
 from ddlsim.validation.calibration_file import load_calibration
+from ddlsim.validation.compute_fit import step_text
 from ddlsim.validation.curves import Interval
 from ddlsim.validation.run_fit import FITTABLE, Knowledge, fit_runs, interval_of
 from ddlsim.validation.run_model import DEFAULT_STRATEGY, Fitted, RunModel, make_run_model
@@ -231,6 +240,15 @@ class Summary:
     right: int
 
 
+#: left-aligned columns of the table of runs, and half the width of the band in its plot
+LEFT, BAND = (0, 1, 5), 0.10
+_STYLE = (
+    "body { font-family: sans-serif; max-width: 70em; margin: 2em auto; padding: 0 1em } "
+    "table { border-collapse: collapse } td, th { padding: 0.2em 0.7em; text-align: right } "
+    "pre, .rows { overflow-x: auto } img { max-width: 100% }"
+)
+
+
 @dataclass(frozen=True, eq=False)
 class Validation:
     """Measured runs and their predictions, in the order of the measurements. Printing the object shows a summary.
@@ -293,27 +311,89 @@ class Validation:
     @checked
     def plot(self, path: str | Path | None = None) -> matplotlib.axes.Axes:
         """Plot predicted against measured throughput, with the line of equality."""
-        from ddlsim.validation.comparison_text import measured_against_predicted
+        from ddlsim.report.drawing import COLOURS, DOTTED, log_numbers, saved, single, titled
 
-        return measured_against_predicted(self, path)
+        made, axes = single(5.2, 4.8)
+        values = [value for row in self.rows for value in (row.run.throughput, row.predicted)]
+        ends = [0.8 * min(values), 1.25 * max(values)]
+        axes.plot(ends, ends, label="measured = predicted", **DOTTED)
+        low, high = ([end * (1.0 + sign * BAND) for end in ends] for sign in (-1, 1))
+        axes.fill_between(ends, low, high, color="#dddddd", alpha=0.6, linewidth=0.0, label="within 10 %")
+        for fitted, label, marker, face in ((True, "fitted", "s", "none"), (False, "held out", "o", COLOURS[0])):
+            rows = [row for row in self.rows if row.fitted == fitted]
+            if not rows:
+                continue
+            below = [0.0 if row.interval is None else row.predicted - row.interval.low for row in rows]
+            above = [0.0 if row.interval is None else row.interval.high - row.predicted for row in rows]
+            measured, predicted = zip(*((row.run.throughput, row.predicted) for row in rows), strict=True)
+            look: Any = {"markerfacecolor": face, "markersize": 5, "elinewidth": 0.8, "capsize": 2, "label": label}
+            axes.errorbar(measured, predicted, yerr=[below, above], fmt=marker, color=COLOURS[0], **look)
+        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
+        for axis in (axes.xaxis, axes.yaxis):
+            log_numbers(axis, *ends)
+        quantity = METRICS["throughput"].axis
+        axes.set(xlabel=f"measured {quantity}", ylabel=f"predicted {quantity}")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+        titled(made, f"Measured and predicted runs on {self.cluster.name}")
+        return saved(axes, path)
 
     @checked
     def save_html(self, path: str | Path, title: str = "Measured and predicted runs") -> None:
         """Write an HTML page with the summary, the plot and all runs. Raises ConfigError if it cannot be written."""
-        from ddlsim.validation.comparison_text import save_page
+        from ddlsim.report.drawing import svg_uri
 
-        save_page(self, path, title)
+        rows = self.table.to_html(index=False, border=0, float_format=lambda value: f"{value:.4g}", na_rep="")
+        heading = html.escape(printable.shown(title))
+        parts = [
+            f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{heading}</title>',
+            f"<style>{_STYLE}</style></head><body><h1>{heading}</h1>",
+            f"<pre>{html.escape(printable.shown(str(self)))}</pre>",
+            f'<img alt="Measured against predicted throughput" src="{svg_uri(self.plot())}">',
+            f'<h2>Every run</h2><div class="rows">{rows}</div>',
+            f"<footer><small>ddlsim {html.escape(ddlsim.__version__)}</small></footer></body></html>",
+        ]
+        write_text(Path(path), "\n".join([*parts, ""]))
 
     def __str__(self) -> str:
-        from ddlsim.validation.comparison_text import text
-
-        return text(self)
+        return printable.shown("\n".join([*aligned(self._cells(), LEFT), "", *self._notes()]))
 
     def _repr_html_(self) -> str:
         from ddlsim.notebook import grid, lines, page
-        from ddlsim.validation.comparison_text import LEFT, cells, notes
 
-        return page("Measured and predicted runs", grid(cells(self), LEFT), lines(notes(self)))
+        return page("Measured and predicted runs", grid(self._cells(), LEFT), lines(self._notes()))
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        """Return a header and one row per run; the columns :data:`LEFT` contain text."""
+        declined = [("declined", d.label, rate(d.run.throughput), "-", "-", "-") for d in self.declined]
+        return [("", "run", "measured", "predicted", "error", "interval (95 %)"), *map(_row, self.rows), *declined]
+
+    def _notes(self) -> list[str]:
+        """Return the lines below the table."""
+        lines = []
+        for fitted, what in ((True, f"fitted ({self.fit_on})"), (False, "held out")):
+            summary = self.summary(fitted=fitted)
+            if summary is not None:
+                lines.append(f"{what}: {_text_of(summary)}")
+        if self.declined:
+            n = len(self.declined)
+            lines.append(f"declined: {n} of {count(n + len(self.rows), 'run')}, which the errors do not include")
+            lines += [f"{declined.label}: {declined.reason}" for declined in self.declined]
+        said = (note for row in self.rows if row.interval is not None for note in row.interval.notes)
+        lines += dict.fromkeys(said)
+        fitted_values = self.known.fitted
+        for name, value in fitted_values.links.items():
+            text = shown_parameter(name, value) if name in PARAMETERS else f"{value:.4g}"
+            lines.append(f"fitted {name} = {text}")
+        for key, line in fitted_values.compute.items():
+            lines.append(f"fitted step of {' '.join(key)} = {step_text(line.c0, line.c1)}")
+        for key, factor in fitted_values.factors.items():
+            lines.append(f"fitted compute time of {' '.join(key)}: {factor:.4g} times the assumed one")
+        for row in self.rows:
+            if row.causes:
+                error, why = percent(row.error, sign="+"), ", or ".join(map(str, row.causes))
+                lines.append(f"{row.label}: error {error}, explained by {why}")
+        return lines
 
 
 @checked
@@ -423,3 +503,25 @@ def _options(a: MeasuredRun, b: MeasuredRun) -> bool:
     if any(getattr(a, name) != getattr(b, name) for name in same) or a.throughput == b.throughput:
         return False
     return any(getattr(a, name) != getattr(b, name) for name in ("strategy", "algorithm", "overlap"))
+
+
+def _row(row: ComparedRun) -> tuple[str, ...]:
+    interval = "-" if row.interval is None else f"{rate(row.interval.low, '')}to {rate(row.interval.high)}"
+    used = "fit" if row.fitted else "held out"
+    return used, row.label, rate(row.run.throughput), rate(row.predicted), percent(row.error, sign="+"), interval
+
+
+def _text_of(s: Summary) -> str:
+    parts = [
+        count(s.n, "run"),
+        f"mean absolute error {percent(s.mean_absolute)}",
+        f"geometric mean {percent(s.geometric_mean)}",
+        f"worst {percent(s.worst, sign='+')}",
+    ]
+    if s.in_interval is not None:
+        parts.append(f"{percent(s.in_interval, 0)} in their intervals")
+    if s.kendall_tau is not None:
+        parts.append(f"order: Kendall tau {s.kendall_tau:.2f}")
+    if s.options:
+        parts.append(f"faster option right in {s.right} of {s.options} pairs")
+    return ", ".join(parts)

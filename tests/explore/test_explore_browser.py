@@ -188,7 +188,7 @@ def test_what_if_keeps_a_run_and_compares_it(address, chromium, tmp_path):
     a, b = (row.get_by_role("cell").nth(i).inner_text() for i in (1, 2))
     assert a != b
     page.press("Possible improvements of A and B")
-    page.page.get_by_text("+10 % compute speed").wait_for()
+    page.page.get_by_label("+10 % compute speed").first.wait_for()
     page.press("Export as TOML and Python")
     assert f"throughput: {a} -> {b}\n" in printed_by(page.exported("what_if.py"), tmp_path)
     page.press("Back to A")

@@ -5,13 +5,14 @@ import io
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+from matplotlib.colors import to_rgba
 
 import ddlsim
 from ddlsim.errors import ConfigError
 from ddlsim.explore.jobs import Progress
-from ddlsim.explore.rounds import Question, play, takes_segments
-from ddlsim.explore.rounds_picture import durations, in_words, legend, matrix, messages_of, network, ranges
-from ddlsim.explore.screens.collective import closed_form, files, numbers
+from ddlsim.explore.rounds import Question, in_words, play, takes_segments
+from ddlsim.explore.screens.collective import bars, closed_form, files, numbers, pictures
+from ddlsim.report.animation import CHANGED, Frames, messages_of, ranges, ring_of_ranks, round_times
 
 STAR = "star-1024-10g"
 QUIET = Progress(lambda call: call(), lambda share, text: None)
@@ -87,7 +88,7 @@ def test_one_rank_has_nothing_to_do():
     played = play(Question(STAR, n_ranks=1), QUIET)
     assert (played.n_rounds, played.times, played.closed_form) == (0, [0.0], None)
     assert in_words(played, 0) == "Before the first round: every rank is complete."
-    assert durations(played, 0) == ""
+    assert bars(played, 0) == ""
 
 
 def test_segments_are_of_pipelined_algorithms():
@@ -107,22 +108,21 @@ def test_words_of_rounds():
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda q: f"{q.kind} {q.algorithm}")
-def test_pictures_show_every_rank_chunk_and_message(question):
+def test_pictures_show_every_rank_and_message(question):
     played = play(question, QUIET)
-    n_ranks, n_chunks = played.states[0].whole.shape
+    frames, n_ranks = Frames(played.schedule, played.states), played.schedule.n_ranks
     for number in {0, 1, played.n_rounds}:
         state = played.states[number]
-        net = ElementTree.fromstring(network(state))
-        cells = ElementTree.fromstring(matrix(played, number))
-        assert len(net.findall("{*}circle")) == n_ranks
-        assert len(net.findall("{*}path")) == len(messages_of(state))
-        boxes = cells.findall("{*}rect")
-        assert len(boxes) == n_ranks * n_chunks
-        assert sum(box.get("fill") == "#228833" for box in boxes) == state.whole.sum()
+        ring, sent = ring_of_ranks(state), messages_of(state)
+        assert len(ring.collections[0].get_offsets()) == n_ranks
+        texts = [text.get_text() for text in ring.texts]
+        assert len(texts) == n_ranks + (1 + (len(sent) <= 20)) * len(sent)
+        assert len(texts) - sum(map(bool, texts)) == len(sent)  # the arrows
+        net, cells = (ElementTree.fromstring(text) for text in pictures(frames, number))
+        assert all(f"{src} to {dst}: {ranges(chunks)}" in net.get("aria-label") for src, dst, _, chunks in sent)
         assert f"{state.whole.sum()} of {state.required.sum()}" in cells.get("aria-label")
-        bars = ElementTree.fromstring(f"<x>{durations(played, number)}</x>").findall(".//{*}rect")
-        assert [bar.get("fill") == "#ee6677" for bar in bars] == [i + 1 == number for i in range(played.n_rounds)]
-    assert ("added" in legend(played)) == (question.kind == "all_reduce")
+        colours = [bar.get_facecolor() == to_rgba(CHANGED) for bar in round_times(played.times, number).patches]
+        assert colours == [i + 1 == number for i in range(played.n_rounds)]
 
 
 @pytest.mark.parametrize("algorithm", ["os:_exit", "hierarchical(os:_exit)", "hierarchical(ring, os:_exit)"])

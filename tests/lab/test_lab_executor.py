@@ -12,10 +12,8 @@ import pytest
 from ddlsim.collectives import Schedule, algorithm_names, build, messages
 from ddlsim.collectives.all_reduce import binomial_tree, ring
 from ddlsim.collectives.push_pull import push_pull
-from ddlsim.lab.executor import Executor, LabError
 from ddlsim.lab.laboratory import Ranks
-from ddlsim.lab.program import boundaries, program_of
-from ddlsim.lab.rank import Prepare, problem, promises, serve
+from ddlsim.lab.rank import Executor, LabError, Prepare, boundaries, problem, program_of, promises, serve
 from ddlsim.measure import OPERATIONS
 
 CASES = [(kind, name) for kind in OPERATIONS["collective"] for name in algorithm_names(kind)]

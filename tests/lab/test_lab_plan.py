@@ -250,7 +250,7 @@ def test_repetitions_that_began_together_count_first():
 def test_bytes_of_the_plan_are_those_of_the_schedule():
     """The program of a rank sends what the schedule says that it sends, to within an element per message."""
     from ddlsim.collectives.all_reduce import halving_doubling
-    from ddlsim.lab.program import program_of
+    from ddlsim.lab.rank import program_of
 
     schedule, nbytes = halving_doubling(4), 4 * 1001
     sent = [

@@ -13,15 +13,17 @@ from picture_overlaps import overlaps
 from report_studies import learners, record, study
 
 import ddlsim
+from ddlsim.collectives import build, states
 from ddlsim.plan import Draft
 from ddlsim.report import drawing, plots, study_figures
+from ddlsim.report.animation import ring_of_ranks, round_times
 from ddlsim.report.cluster_plot import cluster_plot
 from ddlsim.report.learning import plot_learning
 from ddlsim.run.sensitivity import Sensitivity
 from ddlsim.study.store import Member
 from ddlsim.study.table import Table
 from ddlsim.study.worker import DONE, Outcome
-from ddlsim.validation.comparison_text import measured_against_predicted
+from ddlsim.validation import Validation
 
 LONG = "Hierarchical(within=Ring(), across=HalvingDoubling()), TopK(0.001), momentum correction"
 
@@ -157,8 +159,10 @@ PICTURES = {
         study_figures.tornado([Sensitivity("compute speed", 0.1, 0.09), Sensitivity("bandwidth of nic", 0.1, -0.0)]),
     ],
     "study_figures.learning": lambda *_: [study_figures.learning(learners())],
-    "comparison_text.measured_against_predicted": lambda *_: [
-        measured_against_predicted(validation(low, high))
+    "animation.ring_of_ranks": lambda *_: [ring_of_ranks(list(states(build("ring", n)))[1]) for n in (2, 8, 20, 64)],
+    "animation.round_times": lambda *_: [round_times(np.cumsum([0.0, *times]), 1) for times in ([1.0], [2e-5] * 200)],
+    "comparison.plot": lambda *_: [
+        Validation.plot(validation(low, high))
         for low, high in ((900.0, 1100.0), (120.0, 700.0), (1e2, 1e6), (0.02, 0.9), (41_000.0, 43_000.0), (1.0, 12.0))
     ],
 }  # fmt: skip
@@ -184,7 +188,7 @@ def test_every_picture_is_in_the_list():
                 names = {one.id for one in called if isinstance(one, ast.Name)}
                 if names & {"figure", "single"} and path.stem != "drawing":
                     drawn.add(f"{path.stem}.{function.name}")
-    helped = {"study_figures.scaling", "study_figures.lines"}  # by a helper
+    helped = {"study_figures.scaling", "study_figures.lines", "comparison.plot"}  # by a helper, or a method
     assert drawn | helped == PICTURES.keys()
 
 

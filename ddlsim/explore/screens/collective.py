@@ -10,21 +10,19 @@ import panel as pn
 
 from ddlsim.collectives import KINDS, algorithm_names
 from ddlsim.errors import ConfigError
-from ddlsim.explore.components import Exports, File, LazyCard, html, message, side_by_side, table, tiles
+from ddlsim.explore.components import Exports, File, LazyCard, html, image, message, side_by_side, table, tiles
 from ddlsim.explore.jobs import Jobs, Progress
-from ddlsim.explore.rounds import Played, Question, play, takes_segments
-from ddlsim.explore.rounds_picture import durations, in_words, legend, matrix, messages_of, network, ranges
+from ddlsim.explore.rounds import Played, Question, in_words, play, takes_segments
 from ddlsim.explore.setup import Setup, at_most
 from ddlsim.readable import seconds, si
+from ddlsim.report.animation import Frames, messages_of, ranges, ring_of_ranks, round_times
 
 NAME = "collective"
 TITLE = "Collective"
-#: time per round in animations, in ms
-PACE = 700
-SIDE_BY_SIDE = (
-    '<div style="display:flex;flex-wrap:wrap;gap:16px;align-items:center">'
-    '<div style="flex:1 1 280px;max-width:380px">{}</div><div style="flex:2 1 280px">{}</div></div>'
-)
+#: time per round in animations, in ms, and more per rank, because pictures of more ranks take longer to draw
+PACE, PER_RANK = 700, 20
+SIDE_BY_SIDE = '<div style="display:flex;flex-wrap:wrap;gap:16px;align-items:center">{}{}</div>'
+_FLEX = "flex:{} 1 {}px;min-width:0"
 WORDS = {kind: kind.replace("_", "-") for kind in KINDS}
 
 
@@ -47,9 +45,9 @@ class _Screen:
         self._segments = pn.widgets.IntInput(label="Segments", value=4, start=1, end=64, visible=False, **wide)
         self._said = message("")
         self._numbers, self._words = html(), html(css_classes=["words"])
-        self._pictures, self._bars, self._legend, self._formula = html(), html(), html(), html()
+        self._pictures, self._bars, self._formula = html(), html(), html()
         self._player = pn.widgets.Player(
-            start=0, end=1, value=0, interval=PACE, loop_policy="once", show_loop_controls=False, show_value=False,
+            start=0, end=1, value=0, loop_policy="once", show_loop_controls=False, show_value=False,
             visible_buttons=["first", "previous", "pause", "play", "next", "last"], sizing_mode="stretch_width",
             max_width=520, height=60, margin=(4, 8),
         )  # fmt: skip
@@ -64,8 +62,8 @@ class _Screen:
             side_by_side(
                 (self._kind, self._algorithm, self._arguments, self._ranks, self._size, self._segments), width=175
             ),
-            self._said, jobs.bar(NAME), self._numbers, self._player, self._words, self._pictures, self._legend,
-            self._bars, self._formula, self._listed.card, self._exports.card, sizing_mode="stretch_width",
+            self._said, jobs.bar(NAME), self._numbers, self._player, self._words, self._pictures, self._bars,
+            self._formula, self._listed.card, self._exports.card, sizing_mode="stretch_width",
         )  # fmt: skip
         setup.when_shown(NAME, self._ask)
 
@@ -95,17 +93,18 @@ class _Screen:
     def _failed(self, text: str) -> None:
         self._said.object = message(text).object
         self._played = None
-        for pane in (self._numbers, self._words, self._pictures, self._legend, self._bars, self._formula):
+        for pane in (self._numbers, self._words, self._pictures, self._bars, self._formula):
             pane.object = ""
         self._listed.stale()
 
     def _done(self, played: Played) -> None:
         self._said.object = ""
-        self._played = played
+        self._played, self._frames = played, Frames(played.schedule, played.states)
         self._numbers.object, self._formula.object = tiles(numbers(played)), closed_form(played)
-        self._legend.object = legend(played)
         self._exports.stale()
-        self._player.param.update(start=0, end=max(played.n_rounds, 1), value=0, disabled=not played.n_rounds)
+        pace = PACE + PER_RANK * played.question.n_ranks
+        end, disabled = max(played.n_rounds, 1), not played.n_rounds
+        self._player.param.update(start=0, end=end, value=0, interval=pace, disabled=disabled)
         self._show()
 
     def _show(self) -> None:
@@ -113,9 +112,9 @@ class _Screen:
             return
         number = min(int(self._player.value), self._played.n_rounds)
         self._words.object = f'<div role="status">{in_words(self._played, number)}</div>'
-        both = network(self._played.states[number]), matrix(self._played, number)
+        both = pictures(self._frames, number)
         self._pictures.object = SIDE_BY_SIDE.format(*both)
-        self._bars.object = durations(self._played, number)
+        self._bars.object = bars(self._played, number)
         self._listed.stale()
 
     def _list(self) -> None:
@@ -127,6 +126,23 @@ class _Screen:
                 for src, dst, added, chunks in sent
             ]
             self._table.object = table(["from", "to", "chunks", "how"], rows, 9) if rows else "no messages"
+
+
+def pictures(frames: Frames, number: int) -> tuple[str, str]:
+    """Return the messages of round `number` between the ranks, and the data on every rank after it, as images."""
+    state = frames.played[number]
+    words = "; ".join(f"{src} to {dst}: {ranges(chunks)}" for src, dst, _, chunks in messages_of(state))
+    sent = f"Messages of the round (sender, receiver, chunks): {words or 'no messages'}"
+    whole = f"{int(state.whole.sum())} of {int(state.required.sum())} required blocks are complete"
+    ranks, chunks = ring_of_ranks(state), frames.draw(number)
+    return image(ranks, sent, _FLEX.format(1, 240)), image(chunks, f"Ranks by chunks: {whole}", _FLEX.format(2, 280))
+
+
+def bars(played: Played, number: int) -> str:
+    """Return the time of each round as an image; that of round `number` is coloured."""
+    if not played.n_rounds:
+        return ""
+    return f"<div>Time of each round</div>{image(round_times(played.times, number), 'Time of each round')}"
 
 
 def numbers(played: Played) -> Sequence[tuple[str, str]]:

@@ -16,8 +16,8 @@ from ddlsim.explore.components import (
     ComputedCard,
     Exports,
     LazyCard,
-    bars,
     files_of,
+    gains,
     html,
     legend,
     lines,
@@ -65,7 +65,7 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
     panels: list[LazyCard] = [
         card("Timeline of two steps", lambda result: timeline(result.traced)),
         card("Utilisation of the links", _links),
-        card("Possible improvements", lambda result: html(helpful(result))),
+        card("Possible improvements", lambda result: html(gains(result.sensitivities()))),
         card("Output of ddlsim run", lambda result: html(f"<pre tabindex='0'>{plain(result)}</pre>")),
         exports,
     ]
@@ -111,14 +111,7 @@ def described(result: Result) -> str:
     return f"<h2>{plain(what)}</h2>{tiles(numbers)}{shares}{remarks}"
 
 
-def helpful(result: Result) -> str:
-    """Return the effects of parts that are 10 % better, as bars in HTML."""
-    rows = [(str(each).partition(" gives ")[0], (each.gain,)) for each in result.sensitivities()]
-    return f"<div>Throughput with one part 10 % better:</div>{bars(rows)}"
-
-
 def _links(result: Result) -> pn.Column:
-
     links = result.links[result.links["nbytes"] > 0.0]
     kinds = []
     for kind, of in links.groupby("kind", sort=False):

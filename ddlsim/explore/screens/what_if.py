@@ -10,7 +10,7 @@ from typing import Any
 import panel as pn
 
 import ddlsim
-from ddlsim.explore.components import ComputedCard, Exports, File, bars, html, message, table
+from ddlsim.explore.components import ComputedCard, Exports, File, gains, html, message, table
 from ddlsim.explore.jobs import Jobs, Progress
 from ddlsim.explore.screens.run import tell_first
 from ddlsim.explore.setup import FIELDS, Setup
@@ -129,14 +129,12 @@ def _shown_setting(value: object) -> str:
 
 
 def helpful(a: Result, b: Result, progress: Progress) -> str:
-    """Return the effects of parts that are 10 % better on two runs, as bars in HTML."""
-    gains = []
-    for result in (a, b):
-        gains.append({str(each).partition(" gives ")[0]: each.gain for each in result.sensitivities()})
+    """Return the effects of parts that are 10 % better on two runs as HTML."""
+    parts = []
+    for name, result in (("A", a), ("B", b)):
+        parts.append(f"<h3>{name}</h3>{gains(result.sensitivities())}")
         progress.check()
-    names = sorted({*gains[0], *gains[1]}, key=lambda name: -max(each.get(name, 0.0) for each in gains))
-    rows = [(name, tuple(each.get(name) for each in gains)) for name in names]
-    return f"<div>Throughput with one part 10 % better:</div>{bars(rows, ('A', 'B'))}"
+    return "".join(parts)
 
 
 def files(a: Experiment, b: Experiment) -> list[File]:
