@@ -14,7 +14,7 @@ import operator
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -27,13 +27,14 @@ from ddlsim.workload.jitter import Slow, slowed_duration
 
 if TYPE_CHECKING:
     import simpy
+    from simpy.events import EventPriority
 
     from ddlsim.cluster import Cluster
     from ddlsim.plan.folding import Copies
     from ddlsim.reliability.faults import Disturbances
 
 #: simpy's priority of events that are not urgent
-_NORMAL = 1
+_NORMAL = cast("EventPriority", 1)
 #: asked before time goes on: whether to stop here
 Halt = Callable[[], bool]
 Check = Callable[[], None]
