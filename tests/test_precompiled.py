@@ -128,7 +128,7 @@ def test_numba_compiles_for_types_of_arguments_that_are_not_precompiled(package,
     code = """
     import sys
     import numpy as np
-    from ddlsim.nn import conv_kernels, row_kernels
+    from ddlsim.nn import map_kernels, row_kernels
     from ddlsim import compiler
 
     single, double = (np.array([-1.0, 2.0], dtype) for dtype in (np.float32, np.float64))
@@ -137,7 +137,7 @@ def test_numba_compiles_for_types_of_arguments_that_are_not_precompiled(package,
     row_kernels.relu(double, double)
     print(double.tolist(), "numba" in sys.modules)
     x, w, out, bias = np.ones(64), np.ones(8), np.zeros(64), np.zeros(8)
-    conv_kernels.bias_gradient(np.ones((2, 32)).ravel(), bias, 1, 1, (1, 1))
+    map_kernels.bias_gradient(np.ones((2, 32)).ravel(), bias, 1, 1, (1, 1))
     print(len(compiler.files()) > 2)
     try:
         row_kernels.relu("text", double)

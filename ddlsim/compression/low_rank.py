@@ -12,7 +12,7 @@ from ddlsim.arguments import Count, checked
 from ddlsim.compression.contract import Traits, Vector, check_gradient
 from ddlsim.compression.payloads import Buffers, mean
 from ddlsim.errors import ConfigError
-from ddlsim.nn import dense_kernels
+from ddlsim.nn import row_kernels
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class _Matrix:
     def times(self, flat: Vector, q: Vector) -> Vector:
         out = np.empty((self.rows, self.rank), np.float32)
         arrays = self.of(flat), self.columns, 1, q.reshape(-1), out.reshape(-1)
-        dense_kernels.product(*arrays, self.rows, self.columns, self.rank)
+        row_kernels.product(*arrays, self.rows, self.columns, self.rank)
         return out
 
     def transposed_times(self, flat: Vector, p: Vector) -> Vector:
         out = np.empty((self.columns, self.rank), np.float32)
         arrays = self.of(flat), 1, self.columns, p.reshape(-1), out.reshape(-1)
-        dense_kernels.product(*arrays, self.columns, self.rows, self.rank)
+        row_kernels.product(*arrays, self.columns, self.rows, self.rank)
         return out
 
 
@@ -122,7 +122,7 @@ class PowerSGD:
         shapes = [(m.columns, m.rank) for m in matrices] + [(stop - start,) for start, stop in vectors]
         parts = _split(payload.sent, shapes)
         for m, p, q in zip(matrices, payload.left, parts, strict=False):
-            dense_kernels.product_transposed(*(a.reshape(-1) for a in (p, q, m.of(out))), m.rows, m.rank, m.columns)
+            row_kernels.product_transposed(*(a.reshape(-1) for a in (p, q, m.of(out))), m.rows, m.rank, m.columns)
         for (start, stop), values in zip(vectors, parts[len(matrices) :], strict=True):
             out[start:stop] = values
         return out

@@ -48,7 +48,7 @@ from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, ORDERS
 from ddlsim.readable import in_words
 from ddlsim.run.files import COMPRESSORS, OVERLAPS, SCHEMA, STRATEGIES
 from ddlsim.schema import Names, members, toml_value
-from ddlsim.strategies.mixing import NAMES
+from ddlsim.strategies.gossip import NAMES
 from ddlsim.workload.model import model_names
 from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
 from ddlsim.workload.stacks import stack_names

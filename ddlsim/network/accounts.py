@@ -125,7 +125,7 @@ def _in_flight(net: Net, now: float) -> tuple[_UnderWay, _Queued, Floats]:
 
 
 def _sum(rows: Records, name: str) -> Floats:
-    """Return the values of a compensated sum, one per row (:mod:`ddlsim.network.sums`)."""
+    """Return the values of a compensated sum, one per row (:mod:`ddlsim.network.flows`)."""
     total: Floats = rows[name] + rows[f"{name}_low"]
     return total
 

@@ -1,16 +1,24 @@
-"""A stable priority queue of future events (first in, first out at equal times). Compiled.
+"""Priority queues of future events: a stable one (first in, first out at equal times), and one that tracks the position
+of every item; and pauses, in which nothing starts. Compiled.
 
 Message timers that are set in order of time are kept in a ring buffer, at no cost; only the others use the heap. Timers
 for the same time fire in the order in which they were set: a timer goes to the heap only if the ring buffer already
 holds a later one, so the timers of that time in the ring buffer were set before it.
+
+In a pause, work in progress finishes, and ready work waits until the pause ends. The clock of whatever starts tasks,
+messages and services says when what is ready now starts (:func:`earliest`); Python asks the network
+(:meth:`~ddlsim.network.network.Network.earliest`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import cast
+
 import numpy as np
 
 from ddlsim.compiler import inlined
-from ddlsim.network.state import Ints, Records, View
+from ddlsim.network.state import Floats, Ints, Records, View
 
 # Places in the counts of the owner of a calendar (int64)
 N_CALENDAR = 0
@@ -139,3 +147,129 @@ def pop_timer(net: View):  # type: ignore[no-untyped-def]
         return net.fifo[head & mask].item
     net.n_timer_heap = n - 1
     return take_first(net.timers, n)
+
+
+# ---------------------------------------------------------------- heaps of (time, item) that track positions
+#
+# `owners` is the record array of the items; its field ``heap_place`` is kept up to date.
+
+
+@inlined
+def heap_up(heap, owners, i):  # type: ignore[no-untyped-def]
+    """Move entry `i` towards the root until its parent is not later."""
+    time = heap[i].time
+    item = heap[i].item
+    while i > 0:
+        parent = (i - 1) >> 1
+        if heap[parent].time <= time:
+            break
+        heap[i].time = heap[parent].time
+        heap[i].item = heap[parent].item
+        owners[heap[i].item].heap_place = i
+        i = parent
+    heap[i].time = time
+    heap[i].item = item
+    owners[item].heap_place = i
+
+
+@inlined
+def heap_down(heap, owners, i, n):  # type: ignore[no-untyped-def]
+    """Move entry `i` of `n` away from the root until no child is earlier."""
+    time = heap[i].time
+    item = heap[i].item
+    while True:
+        child = 2 * i + 1
+        if child >= n:
+            break
+        if child + 1 < n and heap[child + 1].time < heap[child].time:
+            child += 1
+        if heap[child].time >= time:
+            break
+        heap[i].time = heap[child].time
+        heap[i].item = heap[child].item
+        owners[heap[i].item].heap_place = i
+        i = child
+    heap[i].time = time
+    heap[i].item = item
+    owners[item].heap_place = i
+
+
+@inlined
+def heap_set(heap, owners, n, time, item):  # type: ignore[no-untyped-def]
+    """Set the time of an item, inserting it into the heap of `n` entries if needed; return the new number of
+    entries."""
+    i = owners[item].heap_place
+    if i < 0:
+        i = n
+        n += 1
+        heap[i].item = item
+        heap[i].time = time
+        heap_up(heap, owners, i)
+        return n
+    before = heap[i].time
+    heap[i].time = time
+    if time < before:
+        heap_up(heap, owners, i)
+    else:
+        heap_down(heap, owners, i, n)
+    return n
+
+
+@inlined
+def heap_remove(heap, owners, n, item):  # type: ignore[no-untyped-def]
+    """Remove an item from a heap of `n` entries; return the new number of entries."""
+    i = owners[item].heap_place
+    owners[item].heap_place = -1
+    last = n - 1
+    if i == last:
+        return last
+    earlier = heap[last].time < heap[i].time
+    heap[i].time = heap[last].time
+    heap[i].item = heap[last].item
+    owners[heap[i].item].heap_place = i
+    if earlier:
+        heap_up(heap, owners, i)
+    else:
+        heap_down(heap, owners, i, last)
+    return last
+
+
+# ---------------------------------------------------------------- pauses
+
+
+#: (n, 2) s: start and end of each pause, in order of time, without overlap
+NO_PAUSES: Floats = np.zeros((0, 2))
+
+
+@inlined
+def earliest(pauses, now):  # type: ignore[no-untyped-def]
+    """Return the earliest start (s) of what is ready at `now`."""
+    for i in range(pauses.shape[0]):
+        if pauses[i, 0] <= now and now < pauses[i, 1]:
+            return pauses[i, 1]
+    return now
+
+
+@inlined
+def paused(pauses, begin, end):  # type: ignore[no-untyped-def]
+    """Return the seconds of pauses between `begin` and `end` (s)."""
+    seconds = 0.0
+    for i in range(pauses.shape[0]):
+        seconds += max(min(end, pauses[i, 1]) - max(begin, pauses[i, 0]), 0.0)
+    return seconds
+
+
+def earliest_start(pauses: Floats, now: float) -> float:
+    """:func:`earliest` outside compiled code."""
+    return cast(float, earliest.py_func(pauses, now)) if len(pauses) else now  # type: ignore[attr-defined]
+
+
+def merged(windows: Iterable[tuple[float, float]]) -> Floats:
+    """Return the pauses that cover the given windows (s, s), which may overlap and come in any order."""
+    pauses: list[tuple[float, float]] = []
+    for start, end in sorted(windows):
+        if pauses and start <= pauses[-1][1]:
+            pauses[-1] = pauses[-1][0], max(pauses[-1][1], end)
+        else:
+            pauses.append((start, end))
+    return np.array(pauses).reshape(-1, 2)

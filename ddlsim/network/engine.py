@@ -6,21 +6,22 @@ slots and clock. Routes, and with them the counted traffic, belong to one client
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlsim.cluster import Cluster, LinkDetails
+from ddlsim.cluster import Cluster
 from ddlsim.cluster.cluster import Routes
-from ddlsim.cluster.details import LEAST_TIMEOUT, PROTOCOLS, LinkDetail, route_overhead, window_under_loss
+from ddlsim.cluster.details import LEAST_TIMEOUT, PROTOCOLS, LinkDetail, LinkDetails, route_overhead, window_under_loss
 from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.network import state as st
-from ddlsim.network.addresses import enable
 from ddlsim.network.build import (
     add_channels,
     empty_net,
@@ -33,10 +34,79 @@ from ddlsim.network.build import (
     with_split,
 )
 from ddlsim.network.busy import Logged
-from ddlsim.network.changes import CAPACITY, REROUTE, Epochs, Fault, changes_of, shares_of
+from ddlsim.network.changes import CAPACITY, REROUTE, Around, Epochs, Fault, changes_of, shares_of
+from ddlsim.network.extensions import enable
 from ddlsim.network.program import Program, compile_schedule, write_frames, write_routes
-from ddlsim.network.sources import WithSources
 from ddlsim.network.state import Bools, Floats, Ints, Table, grown
+
+
+class WithSources:
+    """A cluster with traffic sources.
+
+    at     nodes that the sources send from; source i is the node ``cluster.n_nodes + i``, with a link of its own behind
+           those of the cluster
+    rates  (n_sources,) bytes/s
+    """
+
+    def __init__(self, cluster: Cluster, at: Sequence[int], rates: Sequence[float]) -> None:
+        self.cluster, self.at = cluster, np.asarray(at, dtype=np.int64)
+        n = len(at)
+        none = np.zeros(n)
+        self.channel_capacity: Floats = np.concatenate([cluster.channel_capacity, np.asarray(rates, dtype=np.float64)])
+        self.link_channel: Ints = np.concatenate([cluster.link_channel, cluster.n_channels + np.arange(n)])
+        self.link_latency: Floats = np.concatenate([cluster.link_latency, none])
+        self.send_overhead: Floats = np.concatenate([cluster.send_overhead, none])
+        self.recv_overhead: Floats = np.concatenate([cluster.recv_overhead, none])
+        self.reduce_time: Floats = np.concatenate([cluster.reduce_time, none])
+        self.reverse_link: Ints = np.concatenate([cluster.reverse_link, np.full(n, -1)])
+        self.is_switch_port: Bools = np.concatenate([cluster.is_switch_port, np.zeros(n, dtype=np.bool_)])
+        self.splits, self.link_seed = cluster.splits, cluster.link_seed
+        self.details = None if cluster.details is None else _longer(cluster.details, n)
+
+    def split_routes(self, src: Ints, dst: Ints, flows: Ints | None) -> Routes:
+        """Return the routes between nodes; a source's route begins with its link."""
+        return self.from_sources(src, self.cluster.split_routes(self.nodes(src), dst, flows))
+
+    def around(self, down: Iterable[int]) -> Around:
+        """Return the routes while the links `down` are unavailable."""
+        return _Around(self, self.cluster.around(down))
+
+    def nodes(self, src: Ints) -> Ints:
+        """Return the nodes of the cluster that messages from nodes or sources leave from."""
+        source = src - self.cluster.n_nodes
+        return np.where(source >= 0, self.at[np.maximum(source, 0)], src) if (source >= 0).any() else src
+
+    def from_sources(self, src: Ints, routes: Routes) -> Routes:
+        """Return routes of the cluster, each with the link of the source in `src`, if any, in front."""
+        sources = src >= self.cluster.n_nodes
+        at = routes.offsets[:-1][sources]
+        links = np.insert(routes.links, at, self.cluster.n_links + src[sources] - self.cluster.n_nodes)
+        offsets = routes.offsets + np.concatenate([[0], np.cumsum(sources)])
+        return Routes(offsets, links, np.insert(routes.share, at, 1.0), routes.flows)
+
+
+@dataclass(frozen=True, eq=False)
+class _Around:
+    """Routes of a cluster with sources while some links are down."""
+
+    whole: WithSources
+    detours: Around
+
+    def routes(self, src: Ints, dst: Ints, usual: Routes) -> Routes:
+        nodes = self.whole.nodes(src)
+        plain = self.whole.cluster.split_routes(nodes, dst, usual.flows) if (nodes != src).any() else usual
+        return self.whole.from_sources(src, self.detours.routes(nodes, dst, plain))
+
+
+def _longer(details: LinkDetails, n: int) -> LinkDetails:
+    """Return link details extended by `n` links without any."""
+    plain = LinkDetail()
+    columns = {}
+    for field in dataclasses.fields(details):
+        column = getattr(details, field.name)
+        columns[field.name] = np.concatenate([column, np.full(n, getattr(plain, field.name), dtype=column.dtype)])
+    return LinkDetails(**columns)
+
 
 #: a row of state.TRANSPORT
 _Transport = tuple[float, ...]

@@ -255,7 +255,7 @@ class Episodes:
 
 
 def _add(high: Floats, low: Floats, term: Floats) -> None:
-    """Add to compensated sums (:mod:`ddlsim.network.sums`), in place."""
+    """Add to compensated sums (:mod:`ddlsim.network.flows`), in place."""
     total = high + term
     part = total - high
     low += (high - (total - part)) + (term - part)

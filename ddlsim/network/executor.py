@@ -10,9 +10,9 @@ import numpy as np
 
 from ddlsim.errors import DdlsimError
 from ddlsim.network import tasks as ts
-from ddlsim.network.addresses import address
 from ddlsim.network.calendar import N_CALENDAR, first_time, wake
 from ddlsim.network.devices import CONTENTION, DEVICE, N_STALE, SLOW
+from ddlsim.network.extensions import address
 from ddlsim.network.network import Network
 from ddlsim.network.state import EVENT, Floats, Ints, Records, grown
 

@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddlsim.compiler import entry, inlined
-from ddlsim.network.calendar import insert_woken, pop, push
+from ddlsim.compiler import deferred, entry, inlined
+from ddlsim.network.calendar import earliest, insert_woken, paused, pop, push
 from ddlsim.network.devices import begin_work, change, next_event, slowed, stood_still
-from ddlsim.network.intrinsics import attach, call_advance, column
-from ddlsim.network.pauses import earliest, paused
 from ddlsim.network.state import FOREIGN, IDLE, LOCAL, Floats, Ints, Records, record
 from ddlsim.network.state import FULL as NETWORK_FULL
-from ddlsim.network.tasks import ADVANCE, N_ELSEWHERE, N_SENDS, N_TAKEN, send, sort
+from ddlsim.network.tasks import ADVANCE, N_ELSEWHERE, N_SENDS, N_TAKEN, column, send, sort
+
+view = deferred("ddlsim.network.view")
 
 # Kinds of operations. "Logged" operations write a row of the log.
 WORK = 0  # takes its duration times the factor
@@ -106,7 +106,7 @@ N_COUNTS = 47
 
 # Places in `reals` (float64)
 NOW = 0
-NBYTES = 1  # sent: a compensated sum (ddlsim.network.sums), with its low word at the next place
+NBYTES = 1  # sent: a compensated sum (ddlsim.network.flows), with its low word at the next place
 QUIET = 3  # the network is known to complete nothing before
 WHEN = 4  # something ended that no actor has sent
 OPENS = 5  # when what is ready now starts: now, or when the pause ends
@@ -901,7 +901,7 @@ def run_actors(  # type: ignore[no-untyped-def]
     )  # fmt: skip
     counts, reals, ops, actors = t.counts, t.reals, t.ops, t.actors
     devices, calendar, sends, log = t.devices, t.calendar, t.sends, t.log
-    net = attach(table)
+    net = view.attach(table)
     insert_woken(counts, calendar)
     if counts[ENDING] == 1:
         counts[ENDING] = 0
@@ -933,7 +933,7 @@ def run_actors(  # type: ignore[no-untyped-def]
                 if devices.size > 0 and n > 0:
                     continue  # sending may have rescheduled the next event
             if after > reals[QUIET]:
-                status = call_advance(counts[ADVANCE], table, min(after, limit))
+                status = view.call_advance(counts[ADVANCE], table, min(after, limit))
                 if status == NETWORK_FULL:
                     return FULL
                 if status == FOREIGN:

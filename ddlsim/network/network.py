@@ -13,10 +13,10 @@ from ddlsim.network import accounts, kernel
 from ddlsim.network import state as st
 from ddlsim.network.accounts import Accounts
 from ddlsim.network.busy import BusyIntervals, Logged
+from ddlsim.network.calendar import NO_PAUSES, earliest_start, merged
 from ddlsim.network.changes import Fault
 from ddlsim.network.engine import Engine, Interconnect
 from ddlsim.network.episodes import Episodes
-from ddlsim.network.pauses import NO_PAUSES, earliest_start, merged
 from ddlsim.network.state import Floats, Ints
 from ddlsim.ties import distinct
 
@@ -47,7 +47,7 @@ class Network:
 
     interconnect  the network to simulate, usually a :class:`~ddlsim.cluster.Cluster`
     record        whether to record the busy intervals of all channels for timelines
-    n_sources     number of traffic sources (:mod:`ddlsim.network.sources`). Each source adds one channel after the
+    n_sources     number of traffic sources (:mod:`ddlsim.network.engine`). Each source adds one channel after the
                   channels of the cluster's links
     """
 

@@ -26,10 +26,18 @@ import math
 import numpy as np
 
 from ddlsim.compiler import called, inlined
-from ddlsim.network.flows import add_flow, enqueue, free_reverse, link_bytes, load_reverse, log_busy, renumber
-from ddlsim.network.heap import heap_remove, heap_set
+from ddlsim.network.calendar import heap_remove, heap_set
+from ddlsim.network.flows import (
+    add_flow,
+    book_bytes,
+    enqueue,
+    free_reverse,
+    link_bytes,
+    load_reverse,
+    log_busy,
+    renumber,
+)
 from ddlsim.network.state import FLOWING, UNITS, View
-from ddlsim.network.sums import book_bytes
 
 #: kinds of marks: change of an inflow; first byte of a burst; last byte of a unit, and of a message; acknowledgement of
 #: a unit, which crosses the link of its entry in the opposite direction

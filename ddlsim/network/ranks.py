@@ -9,9 +9,8 @@ from __future__ import annotations
 from ddlsim.compiler import inlined
 from ddlsim.network.calendar import push_timer
 from ddlsim.network.changes import has_changes
-from ddlsim.network.flows import book_issue
+from ddlsim.network.flows import book_issue, two_sum
 from ddlsim.network.state import CLIENT_SHIFT, DELIVERING, ENDED, FLOWING, FREE, WAITING, View
-from ddlsim.network.sums import two_sum
 from ddlsim.network.transport import answer, asks
 
 # ---------------------------------------------------------------- messages

@@ -18,9 +18,8 @@ import numpy as np
 
 from ddlsim.compiler import inlined
 from ddlsim.network.calendar import insert
-from ddlsim.network.flows import book_issue, link_bytes, share_of
+from ddlsim.network.flows import add_equal, book_bytes, book_issue, link_bytes, share_of
 from ddlsim.network.state import DELIVERING, LAST, SAME_INSTANT, WAITING, View
-from ddlsim.network.sums import add_equal, book_bytes
 from ddlsim.network.transport import asks
 
 MOST = 64  # flows on a channel that are searched for slower ones

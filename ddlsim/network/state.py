@@ -78,7 +78,7 @@ class Counts(Numbers):
     round_threads: int  # live_threads then
     fast_forwarded: int  # messages replayed without events
     usually_found: int  # 16 times the flows that a search has found to be filled again, averaged over the last few
-    shaped: int  # 1: some link has frames, a token bucket or acknowledgements (ddlsim.network.shaping)
+    shaped: int  # 1: some link has frames, a token bucket or acknowledgements (ddlsim.network.transport)
     has_headers: int  # 1: some program's messages have headers
     log_repeats: int  # spans of replayed rounds logged
     timer_sequence: int  # number of timers that were not set in order of time
@@ -118,7 +118,7 @@ class Counts(Numbers):
 
 
 class Reals(Numbers):
-    """Numbers of a net, float64; a name with _low is the low word of a compensated sum (ddlsim.network.sums)."""
+    """Numbers of a net, float64; a name with _low is the low word of a compensated sum (ddlsim.network.flows)."""
 
     now: float
     threshold: float  # rates below this cannot change at this instant
@@ -138,7 +138,7 @@ MANY = 1 << 62
 LAST = (1 << 32) - 1  # ends the list of a flow's channels
 UNITS = 32  # that a window consists of (ddlsim.network.queues)
 SPANS = 64  # rounds with more instants, or more distinct spans between them, are not replayed
-MOST_LIMITS = 8  # different limits of flows that are being filled (ddlsim.network.filling)
+MOST_LIMITS = 8  # different limits of flows that are being filled (ddlsim.network.maxmin)
 BLOCK = 64  # flows that are searched together for those that end
 SAME_INSTANT = 1e-15  # relative; times this close are one instant (rounding of equal sums)
 

@@ -1,6 +1,7 @@
-"""Trainable layers: dense, convolution, pooling, normalisation, attention, embeddings, and their connections.
+"""Trainable layers: dense, convolution, pooling, normalisation, attention, embeddings, and their connections; and what
+they share, the state of a forward and backward pass and their working buffers.
 
-Maps have the layout of :mod:`ddlsim.nn.conv_kernels`; samples of language models are rows of tokens, each with
+Maps have the layout of :mod:`ddlsim.nn.map_kernels`; samples of language models are rows of tokens, each with
 `features` numbers, or one number: its id.
 """
 
@@ -9,16 +10,108 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ddlsim.errors import ConfigError
-from ddlsim.nn import conv_kernels, dense_kernels, map_kernels, row_kernels
-from ddlsim.nn.conv_kernels import LANES, plane_size
-from ddlsim.nn.pass_state import Array, Buffers, Layer, Pass, PureLayer, Slot
+from ddlsim.nn import map_kernels, row_kernels
+from ddlsim.nn.map_kernels import LANES, plane_size
+
+Array = npt.NDArray[np.floating]
+_ALIGNMENT = 64  # bytes of a cache line, which is also LANES numbers of 4 bytes
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Location of a named tensor in the flat vector: elements ``start`` to ``stop - 1``, in C order of `shape`."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    def of(self, flat: Array) -> Array:
+        """Return the tensor as a view of the flat vector."""
+        return flat[self.start : self.stop].reshape(self.shape)
+
+    def flat(self, flat: Array) -> Array:
+        """Return the tensor's elements as a flat view."""
+        return flat[self.start : self.stop]
+
+
+@dataclass
+class Pass:
+    """A pass over some samples, which adds to ``gradient`` (empty in predictions) and updates ``state``, the running
+    statistics.
+
+    ``training`` selects batch statistics and dropout; ``streams`` are the random streams of custom layers.
+    ``n_samples`` may be less than the lanes hold.
+    """
+
+    params: Array
+    n_samples: int
+    training: bool
+    gradient: Array
+    state: Array | None = None
+    rng: np.random.Generator | None = None
+    streams: Sequence[np.random.Generator] = ()
+
+    @property
+    def n_blocks(self) -> int:
+        return -(-self.n_samples // LANES)
+
+
+@dataclass
+class Buffers:
+    """Arrays that a layer reuses between passes: allocating them takes longer than small layers do."""
+
+    dtype: np.dtype[np.floating]
+    _kept: dict[str, Array] = field(default_factory=dict)
+
+    def get(self, name: str, rows: int, columns: int) -> Array:
+        """Return an array of shape (rows, columns); its contents are from the last use, or 0."""
+        size = rows * columns
+        kept = self._kept.get(name)
+        if kept is None or kept.size < size:
+            raw = np.zeros(size + _ALIGNMENT // self.dtype.itemsize, self.dtype)
+            offset = -raw.ctypes.data % _ALIGNMENT // self.dtype.itemsize
+            kept = self._kept[name] = raw[offset : offset + size]
+        return kept[:size].reshape(rows, columns)
+
+
+class Layer(Protocol):
+    """A layer or group of layers. Activations have shape (samples or blocks of them, elements)."""
+
+    def forward(self, x: Array, run: Pass) -> Array:
+        """Return the output for the input `x`, which is not changed before the backward pass."""
+        ...
+
+    def backward(self, dy: Array, run: Pass) -> Array | None:
+        """Add to the gradient of the parameters, and return that of the input, or None if no earlier layer is trained.
+
+        `dy` may be overwritten.
+        """
+        ...
+
+
+class PureLayer(Protocol):
+    """A custom layer: pure functions of arrays, samples first (docs/write_your_own/layer.md).
+
+    `forward` may have further parameters: `train`, a flag; `rng`, the layer's random stream, None except in training;
+    and `buffers`, running statistics, None in training. A layer with buffers has a method ``buffers(in_shape)`` that
+    returns their initial values. In training, it returns the batch's statistics as a third value; they replace the
+    share `momentum` (0.1 unless the layer has a field of this name) of the running ones.
+    """
+
+    def forward(self, x: Array, params: Mapping[str, Array]) -> tuple[Array, object]:
+        """Return the outputs for `x`, shape (n, *in_shape), and data for the backward pass; changes no argument."""
+
+    def backward(self, dy: Array, kept: object, params: Mapping[str, Array]) -> tuple[Array, Mapping[str, Array]]:
+        """Return the gradients of `x` and of every tensor (summed over samples), given that of the outputs."""
+
 
 Pair = tuple[int, int]
 Ints = npt.NDArray[np.int64]
@@ -86,10 +179,10 @@ class Conv2d:
         tile = (_FOUR, (0, 1, 2)) if per_group[0] > 2 else (_SIX, (0,))
         arrays = self.x.reshape(-1), dy.reshape(-1), self.weight.flat(run.gradient)
         spaces = self.in_space, self.out_space, self.kernel, self.stride, self.padding
-        conv_kernels.weight_gradient(*arrays, run.n_samples, self.groups, *per_group, *spaces, *tile)
+        map_kernels.weight_gradient(*arrays, run.n_samples, self.groups, *per_group, *spaces, *tile)
         if self.bias is not None:
             into = self.bias.flat(run.gradient)
-            conv_kernels.bias_gradient(dy.reshape(-1), into, run.n_blocks, self.channels, self.out_space)
+            map_kernels.bias_gradient(dy.reshape(-1), into, run.n_blocks, self.channels, self.out_space)
         if not self.input_grad:
             return None
         dx = self.buffers.get("dx", run.n_blocks, self.in_channels * plane_size(self.in_space))
@@ -105,7 +198,7 @@ class Conv2d:
         padded = -(-n_to // len(tile)) * len(tile)
         packed = self.buffers.get("back" if back else "packed", self.groups, padded * n_taps * n_from)
         packed = packed.reshape(-1)
-        conv_kernels.pack(self.weight.flat(run.params), packed, self.groups, n_out, n_in, n_taps, len(tile), back)
+        map_kernels.pack(self.weight.flat(run.params), packed, self.groups, n_out, n_in, n_taps, len(tile), back)
         if back or self.bias is None:
             bias = self.buffers.get("zeros", 1, max(self.channels, self.in_channels)).reshape(-1)
         else:
@@ -114,7 +207,7 @@ class Conv2d:
         arrays = source.reshape(-1), packed, bias, out.reshape(-1)
         taps = rows.at, rows.tap, rows.source, columns.at, columns.tap, columns.source
         sizes = run.n_samples, self.groups, n_from, n_to, *spaces, self.kernel[1]
-        conv_kernels.correlate(*arrays, *sizes, *taps, tile)
+        map_kernels.correlate(*arrays, *sizes, *taps, tile)
 
 
 @dataclass(frozen=True)
@@ -341,7 +434,7 @@ class Interaction:
 def _project(x: Array, weight: Slot, bias: Slot | None, out: Array, params: Array) -> None:
     """Write y = x W^T (+ b)."""
     n, units = out.shape
-    dense_kernels.product_transposed(x.reshape(-1), weight.flat(params), out.reshape(-1), n, x.shape[1], units)
+    row_kernels.product_transposed(x.reshape(-1), weight.flat(params), out.reshape(-1), n, x.shape[1], units)
     if bias is not None:
         out += bias.of(params)
 
@@ -353,12 +446,12 @@ def _project_back(
     n, units = dy.shape
     product = buffers.get("dw", units, x.shape[1])
     flat = dy.reshape(-1)
-    dense_kernels.product(flat, 1, units, x.reshape(-1), product.reshape(-1), units, n, x.shape[1])
+    row_kernels.product(flat, 1, units, x.reshape(-1), product.reshape(-1), units, n, x.shape[1])
     weight.of(run.gradient)[...] += product
     if bias is not None:
         bias.of(run.gradient)[...] += dy.sum(axis=0)
     if dx is not None:
-        dense_kernels.product(flat, units, 1, weight.flat(run.params), dx.reshape(-1), n, units, x.shape[1])
+        row_kernels.product(flat, units, 1, weight.flat(run.params), dx.reshape(-1), n, units, x.shape[1])
 
 
 @dataclass
@@ -691,7 +784,7 @@ class Attention:
         self._softmax = self.buffers.get("softmax", n * self.heads, tokens * tokens)
         mixed, out = self.buffers.get("mixed", n_rows, d), self.buffers.get("out", n_rows, d)
         arrays = rows.reshape(-1), self._softmax.reshape(-1), mixed.reshape(-1)
-        dense_kernels.attend(*arrays, n, tokens, self.heads, d // self.heads, self.causal)
+        row_kernels.attend(*arrays, n, tokens, self.heads, d // self.heads, self.causal)
         self._rows, self._mixed = rows, mixed
         _project(mixed, self.out_weight, self.out_bias, out, run.params)
         return out.reshape(n, -1)
@@ -704,7 +797,7 @@ class Attention:
         _project_back(grads, self._mixed, self.out_weight, self.out_bias, dmixed, run, self.buffers)
         slopes = self.buffers.get("slopes", 1, n_rows // n)
         arrays = (array.reshape(-1) for array in (self._rows, self._softmax, dmixed, drows, slopes))
-        dense_kernels.attend_gradient(*arrays, n, n_rows // n, self.heads, d // self.heads, self.causal)
+        row_kernels.attend_gradient(*arrays, n, n_rows // n, self.heads, d // self.heads, self.causal)
         dx, share = self.buffers.get("dx", n_rows, d), self.buffers.get("share", n_rows, d)
         dx[...] = 0.0
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):

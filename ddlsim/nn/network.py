@@ -16,7 +16,7 @@ from ddlsim.errors import ConfigError, shown
 from ddlsim.nn import Loss, row_kernels
 from ddlsim.nn import layers as nn
 from ddlsim.nn.layer_rules import held_to_rules
-from ddlsim.nn.pass_state import Array, Buffers, Layer, Pass, PureLayer, Slot
+from ddlsim.nn.layers import Array, Buffers, Layer, Pass, PureLayer, Slot
 from ddlsim.streams import stream
 from ddlsim.workload import layers as specs
 from ddlsim.workload.layer_rules import Shape, spread

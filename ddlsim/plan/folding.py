@@ -332,7 +332,7 @@ def _copies(cluster: Cluster, nodes: Ints, source: Ints, target: Ints) -> tuple[
     channels = [cluster.link_channel[each.links] for each in routes]
     unlike = _unlike(cluster, routes, channels, len(source))
     if unlike:
-        shared, times = _together(routes, channels, len(source), n)
+        shared, times = _together(routes, channels, n)
         copies.times[shared] = times
         return copies, (shared, times), distinct(np.concatenate(channels)), unlike
     orbits = distinct(np.stack(channels, axis=1), axis=0)
@@ -370,9 +370,7 @@ def _unlike(cluster: Cluster, routes: Sequence[Routes], channels: Sequence[Ints]
     return ""
 
 
-def _together(
-    routes: Sequence[Routes], channels: Sequence[Ints], n_messages: int, n_channels: int
-) -> tuple[Ints, Floats]:
+def _together(routes: Sequence[Routes], channels: Sequence[Ints], n_channels: int) -> tuple[Ints, Floats]:
     """Return the channels of first members' messages that carry more if all members send as much, and by which factor:
     the largest one of all messages on the channel."""
     keys = [each.of * n_channels + channel for each, channel in zip(routes, channels, strict=True)]

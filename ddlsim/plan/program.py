@@ -20,7 +20,6 @@ from ddlsim.network.state import Records
 from ddlsim.plan.bounds import Bound, Carriers, Copies, StepGraph, of_steps, peak_memory
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, RECEIVE, SEND, Bools, Chosen, Every, Floats, Ints, Lane, Part, Plan
-from ddlsim.plan.queues import Queue
 from ddlsim.plan.rows import csr, ranges
 from ddlsim.workload.compute import Workload
 
@@ -632,15 +631,13 @@ def step_of(rows: Sequence[Row], lanes: dict[tuple[int, str], int]) -> Step:
 
 def template_of(
     steps: Sequence[Step], lanes: Iterable[tuple[int, str]], *, groups: Sequence[tuple[int, ...]],
-    parts: Sequence[Part], n_layers: int, names: tuple[str, ...] = (), queues: Sequence[Queue] = (),
-    queued: str = "", delays: tuple[int, ...] = (), cycles: tuple[Every | Chosen, ...] = (),
-    servers: Iterable[int] = (), notes: Iterable[str] = (),
+    parts: Sequence[Part], n_layers: int, names: tuple[str, ...] = (), delays: tuple[int, ...] = (),
+    cycles: tuple[Every | Chosen, ...] = (), servers: Iterable[int] = (), notes: Iterable[str] = (),
 ) -> Plan:  # fmt: skip
     """Return the template of consecutive steps, without dependencies on steps before the first.
 
     lanes   place and name of each lane
     groups  places of each group in one copy
-    queued  name of the lane whose collectives the queue launches, if any
     """
     sizes = [len(step.columns["kind"]) for step in steps]
     begins = np.cumsum([0, *sizes])
@@ -658,9 +655,9 @@ def template_of(
     offsets, need = csr(np.concatenate(rows), np.concatenate(needs), int(begins[-1]))
     number, group, micro = column.pop("number"), column.pop("group"), column.pop("micro")
     return Plan(
-        lanes=tuple(Lane(place, name, 0 if queues and name == queued else -1) for place, name in lanes),
-        groups=tuple(groups), parts=tuple(parts), names=names, n_layers=n_layers, queues=tuple(queues), delays=delays,
-        cycles=cycles, servers=tuple(servers), notes=tuple(dict.fromkeys(notes)),
+        lanes=tuple(Lane(place, name) for place, name in lanes),
+        groups=tuple(groups), parts=tuple(parts), names=names, n_layers=n_layers, delays=delays, cycles=cycles,
+        servers=tuple(servers), notes=tuple(dict.fromkeys(notes)),
         step=np.repeat(np.arange(len(steps)), sizes), key=np.where(number >= 0, key_begins + number, -1),
         peer=np.where(group >= 0, group, column.pop("to")), batch=micro, needs=need, need_offsets=offsets,
         **column,

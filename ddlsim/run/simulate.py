@@ -28,7 +28,7 @@ from ddlsim.learning.checkpoint import Checkpoint
 from ddlsim.learning.learner import DivergedError, Shift
 from ddlsim.learning.monitor import Monitor, Progress
 from ddlsim.network import Network
-from ddlsim.network.sources import WithSources
+from ddlsim.network.engine import WithSources
 from ddlsim.plan import Plan
 from ddlsim.reliability import Background, Effect, RandomFaults, faults
 from ddlsim.reliability.faults import Fault, effects_of, inject, sampled

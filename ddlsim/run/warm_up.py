@@ -17,7 +17,7 @@ from ddlsim.cluster import load_cluster
 from ddlsim.compile_messages import Part, teller
 from ddlsim.errors import ConfigError
 from ddlsim.network import Network
-from ddlsim.network.addresses import prepare_extensions
+from ddlsim.network.extensions import prepare_extensions
 from ddlsim.nn.network import build_network
 from ddlsim.plan.program import StepProgram
 from ddlsim.run.result import Result

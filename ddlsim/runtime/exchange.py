@@ -111,10 +111,6 @@ class Exchange:
         """
         raise NotImplementedError
 
-    def schedule(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Schedule, float]:
-        """Return the schedule of the single collective that carries the parts, and the size of its buffer in bytes."""
-        raise NotImplementedError
-
     def phases(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Phase, ...]:
         """Return the phases of the single collective that carries the parts, if its time is known."""
         raise NotImplementedError
@@ -393,10 +389,6 @@ class CollectiveExchange(Exchange):
             gather = "nccl_ring" if how in ("nccl", "nccl_ring") else "ring"
             return [Call(communicator, "all_gather", n * size, gather) for size in sizes]
         return [Call(communicator, self.kind, sizes[0], None, self._merging)]
-
-    def schedule(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Schedule, float]:
-        (call,) = self.calls(step, parts, nbytes)
-        return call.planned(), call.nbytes
 
     def phases(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Phase, ...]:
         if self.machines:

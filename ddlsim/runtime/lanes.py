@@ -16,9 +16,9 @@ from ddlsim.collectives.nccl import MESSAGE_CHANNELS
 from ddlsim.errors import DdlsimError, DeadlockError
 from ddlsim.network import lanes as ls
 from ddlsim.network import tasks as ts
-from ddlsim.network.addresses import address
 from ddlsim.network.calendar import N_CALENDAR, SEQUENCE, first_time, wake
 from ddlsim.network.devices import CONTENTION, DEVICE, SLOW
+from ddlsim.network.extensions import address
 from ddlsim.network.state import EVENT, Bools, Floats, Ints, Records
 from ddlsim.plan import plan as pl
 from ddlsim.plan.plan import Plan

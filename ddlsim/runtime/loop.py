@@ -14,7 +14,7 @@ import operator
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -27,12 +27,14 @@ from ddlsim.workload.jitter import Slow, slowed_duration
 
 if TYPE_CHECKING:
     import simpy
+    from simpy.events import EventPriority
 
     from ddlsim.cluster import Cluster
     from ddlsim.plan.folding import Copies
     from ddlsim.reliability.faults import Disturbances
-    from ddlsim.runtime.environment import Environment
 
+#: simpy's priority of events that are not urgent
+_NORMAL = cast("EventPriority", 1)
 #: asked before time goes on: whether to stop here
 Halt = Callable[[], bool]
 Check = Callable[[], None]
@@ -144,11 +146,11 @@ class Loop:
         self.check = _CHECK.get()
 
     @functools.cached_property
-    def env(self) -> Environment:
-        """The simpy environment, made for the first event of a process."""
-        from ddlsim.runtime.environment import Environment
+    def env(self) -> simpy.Environment:
+        """The simpy environment, made for the first event of a process, because simpy is slow to import."""
+        import simpy
 
-        return Environment(initial_time=self._now)
+        return simpy.Environment(initial_time=self._now)
 
     @functools.cached_property
     def until(self) -> simpy.Event:
@@ -169,7 +171,7 @@ class Loop:
         """Set the clock to `now` (s), before the next event."""
         self._now = now
         if self.has_processes:
-            self.env.pass_time(now)
+            self.env._now = now
 
     def peek(self) -> float:
         """Return the time of the next event of processes, s; infinity if there is none."""
@@ -318,7 +320,8 @@ class Loop:
         """Trigger an `event` at an absolute time (s), not before now."""
         event._ok = True
         event._value = None
-        self.env.schedule_at(event, time)
+        # not by a delay: now + (time - now) may differ from `time` in the last bit, on which results must not depend
+        heapq.heappush(self.env._queue, (time, _NORMAL, next(self.env._eid), event))
 
     def send(self, src: int, dst: int, nbytes: float, *, overhead: bool | None = None) -> simpy.Event:
         """Send a message of `nbytes` from node `src` to node `dst`; return an event that is triggered on delivery.
@@ -376,7 +379,7 @@ class Loop:
                 who = self.who_waits or "the run has not ended"
                 raise DeadlockError(f"deadlock at {self.now:.6g} s: no event is left, but {who}{more}")
             if next_event > limit:
-                env.pass_time(limit)
+                self.pass_time(limit)
                 return
             env.step()
 

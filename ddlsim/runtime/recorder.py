@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddlsim.network.pauses import NO_PAUSES, earliest_start
+from ddlsim.network.calendar import NO_PAUSES, earliest_start
 from ddlsim.network.state import Bools, Floats, Ints
 
 COMPUTE = "compute"

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.learning.learner import State
@@ -275,9 +274,6 @@ class _Rounds(Exchange, Rounds):
 
     def carry(self, worker: Worker, step: int, parts: Sequence[int], nbytes: float) -> simpy.Event:
         return self.by.carry(worker, self.round(step), [0], nbytes)
-
-    def schedule(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Schedule, float]:
-        return self.by.schedule(self.round(step), [0], nbytes)
 
     def calls(self, step: int, parts: Sequence[int], nbytes: float, place: int = 0) -> list[Call]:
         return self.by.calls(self.round(step), [0], nbytes, place)

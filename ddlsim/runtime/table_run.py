@@ -643,8 +643,8 @@ class Calls:
     def collective(self, keys: list[int]) -> int:
         """Prepare a collective, simulated by a schedule, that carries `keys`; return its id."""
         exchange, step, parts, nbytes = self._carried(keys)
-        schedule, size = exchange.schedule(step, parts, nbytes)
-        return self.loop.collective(schedule, exchange.communicator.all_nodes, size)
+        (call,) = exchange.calls(step, parts, nbytes)
+        return self.loop.collective(call.planned(), exchange.communicator.all_nodes, call.nbytes)
 
     def messages(self, rows: Ints) -> tuple[Ints, Ints, Floats]:
         """Return the source nodes, target nodes and bytes of messages."""

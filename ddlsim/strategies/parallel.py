@@ -286,12 +286,12 @@ class Parallel(WithFabric):
     def _stage(self, workload: Workload, place: int, mesh: Mesh, cuts: tuple[int, ...]) -> Stage:
         """Return the stage of a worker at an index of the pipeline."""
         chunks = _cut_at(self._shard(workload).workload, cuts)
-        own = tuple(chunks[i] for i in self._chunks_of_stages(mesh)[place])
+        own = tuple(chunks[i] for i in self._chunks_of_stages()[place])
         zero = {False: 0, True: 1}.get(self.sharded, 3) if mesh.data > 1 else 0  # type: ignore[arg-type]
         shards, gathered = mesh.data if zero else 1, 2 if self.pipeline == 1 else 0
         return _stage(own, 1 + self._delays[place], zero=zero, shards=shards, gathered=gathered, **self._in_layers)
 
-    def _chunks_of_stages(self, mesh: Mesh) -> Sequence[Sequence[int]]:
+    def _chunks_of_stages(self) -> Sequence[Sequence[int]]:
         """Return the chunks of each stage."""
         if isinstance(self.order, str):
             return _chunks_of(self.order, self.pipeline, self.pipeline * self._per_stage)
@@ -306,7 +306,7 @@ class Parallel(WithFabric):
             return cut_places(first, self.pipeline, self._per_stage)
         mesh = self.mesh(len(workloads))
         of_chunks = [first] * (self.pipeline * self._per_stage)
-        for place, chunks in enumerate(self._chunks_of_stages(mesh)):
+        for place, chunks in enumerate(self._chunks_of_stages()):
             members = (workloads[rank] for rank in mesh.ranks[:, place].ravel().tolist())
             slowest = max(members, key=lambda each: each.step_time * each.speed)
             for chunk in chunks:
@@ -400,7 +400,7 @@ class Parallel(WithFabric):
             last = chunks[-1].workload
             logits = ELEMENT_NBYTES[last.precision] * last.batch_size * math.prod(last.model.layers[-1].out_shape)
             leaving = [*(chunk.enters for chunk in chunks[1:]), logits / self.tensor]
-            held += micro_batches * np.array([sum(leaving[i] for i in own) for own in self._chunks_of_stages(mesh)])
+            held += micro_batches * np.array([sum(leaving[i] for i in own) for own in self._chunks_of_stages()])
         peak = np.empty(mesh.n_ranks)
         peak[mesh.ranks] = held[:, None]
         return peak

@@ -10,8 +10,7 @@ from learning_reference import STAR, learn
 
 import ddlsim
 from ddlsim.errors import ConfigError
-from ddlsim.strategies.gossip import Gossip
-from ddlsim.strategies.mixing import contraction, mixing_matrix
+from ddlsim.strategies.gossip import Gossip, contraction, mixing_matrix
 
 #: doubly stochastic, not symmetric: everybody also takes a quarter of the one after the next
 ONE_WAY = np.roll(np.eye(5), 1, axis=1) * 0.25 + np.roll(np.eye(5), 2, axis=1) * 0.25 + np.eye(5) * 0.5

@@ -8,7 +8,7 @@ from learning_reference import learn, plain_sgd
 import ddlsim
 from ddlsim.cluster import star
 from ddlsim.errors import ConfigError
-from ddlsim.strategies.mixing import mixing_matrix
+from ddlsim.strategies.gossip import mixing_matrix
 from ddlsim.streams import stream
 
 CLOSE = {"rtol": 0, "atol": 2e-6}

@@ -11,8 +11,8 @@ import pytest
 
 from ddlsim.data import BatchStream, DataSet, load_digits, shapes, split
 from ddlsim.errors import ConfigError
-from ddlsim.nn.conv_kernels import LANES, WIDTH, plane_size
 from ddlsim.nn.layers import Conv2d
+from ddlsim.nn.map_kernels import LANES, WIDTH, plane_size
 from ddlsim.nn.network import Network, build_network
 from ddlsim.optim import Adam, Momentum, Optimizer
 from ddlsim.workload.model import load_model, model_names

@@ -9,7 +9,7 @@ from bundled_strategies import BUNDLED, N_WORKERS, VARIANTS
 import ddlsim
 from ddlsim import Affine, Background, Experiment, Job, Lognormal, Pause, Slowdown, Stop, Training
 from ddlsim.cluster import star
-from ddlsim.network.pauses import earliest_start, merged
+from ddlsim.network.calendar import earliest_start, merged
 from ddlsim.reliability import Effect
 from ddlsim.run import run
 from ddlsim.runtime.recorder import pieces

@@ -30,7 +30,7 @@ def test_everything_is_compiled_and_kept(compiled):
     files = [file.name for file in compiler.files()]
     names = [f"{kernel.py_func.__module__}.{kernel.py_func.__name__}" for kernel in compiler.kernels()]
     assert len(names) > 45
-    inner = {"ddlsim.nn.conv_kernels._inside", "ddlsim.nn.dense_kernels._narrow_product"}  # called by other kernels
+    inner = {"ddlsim.nn.map_kernels._inside", "ddlsim.nn.row_kernels._narrow_product"}  # called by other kernels
     assert [name for name in sorted({*names} - inner) if not any(file.startswith(f"{name}-") for file in files)] == []
     del compiled[:]
     assert ddlsim.warm_up().compiled == ()

@@ -12,7 +12,7 @@ from ddlsim.runtime.codec import Message, Messages
 from ddlsim.runtime.replica import Replica, start_replicas
 from ddlsim.runtime.servers import server_nodes
 from ddlsim.strategies.asynchronous import _Shard
-from ddlsim.strategies.mixing import bipartition, mixing_matrix, neighbours
+from ddlsim.strategies.gossip import bipartition, mixing_matrix, neighbours
 from ddlsim.strategies.staleness import scaling_named
 from ddlsim.streams import stream
 from ddlsim.units import si

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
+import simpy
 from draws import few
 
 from ddlsim import (
@@ -54,7 +55,7 @@ from ddlsim.collectives.push_pull import push_pull
 from ddlsim.network import lanes as network_lanes
 from ddlsim.network import tasks
 from ddlsim.run import run
-from ddlsim.runtime import Averaging, Process, Worker, environment, lanes
+from ddlsim.runtime import Averaging, Process, Worker, lanes
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.fabric import Fabric
 from ddlsim.runtime.servers import server_nodes
@@ -390,9 +391,9 @@ class Interrupted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count, self.after = 0, 10**9
-        self.step, self.execute = environment.Environment.step, tasks.execute
+        self.step, self.execute = simpy.Environment.step, tasks.execute
         self.run_actors = network_lanes.run_actors
-        monkeypatch.setattr(environment.Environment, "step", lambda env: self.counted(self.step, env))
+        monkeypatch.setattr(simpy.Environment, "step", lambda env: self.counted(self.step, env))
         monkeypatch.setattr(tasks, "execute", lambda *arguments: self.counted(self.execute, *arguments))
         monkeypatch.setattr(network_lanes, "run_actors", lambda *arguments: self.counted(self.run_actors, *arguments))
         monkeypatch.setattr(lanes, "LOG_ROWS", 1)  # Python hears of all that happens
