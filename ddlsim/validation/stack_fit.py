@@ -193,8 +193,10 @@ def calibrate_stack(
     fitted = _with_numbers(known, fit.names, np.exp(fit.logs))
     if measured:
         half, workers = min(_half_width(fit), MOST_HALF), [run.workers for run in measured]
+        devices = {device.name for run in measured if (device := prepare(experiments[run]).workloads[0].device)}
         fitted = dataclasses.replace(
             fitted,
+            fitted_devices=tuple(sorted(devices)),
             title=f"{base.title}, fitted to {len(measured)} runs",
             workers=(min(workers), max(workers)),
             spread=(float(f"{math.exp(-half):.4g}"), round(math.exp(half), 4)),
