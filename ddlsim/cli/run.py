@@ -95,7 +95,7 @@ def run(
     Example: ddlsim run cloud-25g-16x8-v100 --model resnet50 --batch-size 64 --workers 128
     """
     chosen = passed(model=model, batch_size=batch_size, workers=workers, steps=steps, precision=precision)
-    made = _strategy(strategy, algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
+    made = get_strategy(strategy, algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
     chosen |= passed(device=device, strategy=made, optimizer=optimizer, stack=stack, flash=flash, seed=seed)
     if _has(cluster_or_file, {"jobs", "arrivals"}):
         others = passed(trace=trace, plot_cluster=plot_cluster, plot_learning=plot_learning, write=write_to)
@@ -216,7 +216,7 @@ def scaling(
 
     numbers = whole_numbers(workers, "--workers")
     check_picture(plot)
-    made = _strategy(strategy, algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
+    made = get_strategy(strategy, algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
     chosen = passed(strategy=made, model=model, batch_size=batch_size, steps=steps, precision=precision)
     chosen |= passed(device=device, optimizer=optimizer, stack=stack, flash=flash, seed=seed)
     experiment = _experiment(cluster_or_file, allow_code, chosen)
@@ -253,7 +253,7 @@ def _has(file: str, keys: set[str]) -> bool:
     return bool(keys & read_toml(path, file).keys())
 
 
-def _strategy(name: str | None, **options: object) -> Strategy | None:
+def get_strategy(name: str | None, **options: object) -> Strategy | None:
     """Return the strategy described by the options. Raises ConfigError for options that it does not have."""
     options = passed(**options)
     if name is None and not options:

@@ -41,8 +41,8 @@ from ddlsim.validation.cases import candidates, make_case
 from ddlsim.validation.compute_fit import fit_compute
 from ddlsim.validation.links import DISTINCT
 from ddlsim.validation.log_fit import NOISE, Floats, LogFit, Prior, fit_logs, robust_cost, spread_of
-from ddlsim.validation.run_model import DEFAULT_STRATEGY, strategy_in
-from ddlsim.validation.run_table import MeasuredRun, read_runs
+from ddlsim.validation.run_model import strategy_in
+from ddlsim.validation.run_table import DEFAULT_STRATEGY, MeasuredRun, read_runs
 from ddlsim.validation.sources import read_sources
 from ddlsim.workload.model import ModelLike
 from ddlsim.workload.stacks import Stack, StackLike, load_stack
