@@ -27,6 +27,7 @@ from ddlsim.cli.options import (
     Servers,
     Stack,
     Strat,
+    Variation,
     arg,
     opt,
     passed,
@@ -63,6 +64,7 @@ def validate(
     optimizer: Optimizer = None,
     stack: Stack = None,
     flash: Flash = None,
+    spread: Variation = None,
     seed: Seed = None,
     fit_on: Annotated[str | None, opt('Fit to the runs that satisfy this condition, such as "workers <= 4".')] = None,
     fit: Annotated[
@@ -97,7 +99,7 @@ def validate(
     quantities = ("compute", "network") if fit is None else [name.strip() for name in fit.split(",")]
     made = get_strategy(strategy, algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
     chosen = passed(strategy=made, device=device, precision=precision, optimizer=optimizer, stack=stack, flash=flash)
-    base = Experiment(cluster, **chosen, **passed(seed=seed))
+    base = Experiment(cluster, **chosen, **passed(seed=seed, spread=spread))
     measured = read_runs(runs, allow_code=allow_code, strategy=base.strategy)
     found = compare(measured, cluster, model, fit_on=fit_on, fit=quantities, base=base)
     if as_json:

@@ -519,7 +519,7 @@ def _with_pace(
     slower = percent(pace.relative_times(n)[0] - 1.0)
     note = (
         f"the slowest of {n:,} devices is assumed to be {slower} slower than the slowest of the {stack.measured_on} on "
-        f"which stack {stack.name} was measured; set speed=Spread(0) for equal devices"
+        f"which stack {stack.name} was measured; set speed=Spread(0) (--spread 0) for equal devices"
     )
     return experiment.with_(speed=pace), (note,)
 
