@@ -18,6 +18,7 @@ from typing import Annotated, Any, TypeVar, cast
 
 import numpy as np
 
+from ddlsim import readable
 from ddlsim.arguments import Count, checked, quantity, takes_fields_of
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.cluster import ClusterLike, Floats
@@ -198,9 +199,11 @@ class ActiveRun:
             counted = {id(each): dataclasses.replace(each, host_time=0.0) for each in self.prepared.workloads}
             workloads = [counted[id(each)] for each in self.prepared.workloads]  # nor in the workers' times alone
             self.prepared = dataclasses.replace(self.prepared, workloads=workloads)
+            fixed = {"per update": workload.host_time, "per collective": workload.stack.call_time}
+            times = " and ".join(f"{readable.seconds(time)} {each}" for each, time in fixed.items() if time)
             context.notes.append(
-                f"step_time and call_time of stack {workload.stack.name} have no effect with "
-                f"{experiment.strategy.label}, because its workers do not run in lockstep"
+                f"the fixed times of stack {workload.stack.name} ({times}) are not included, because with "
+                f"{experiment.strategy.label} not all workers take each step together; expect longer steps"
             )
         model = self.prepared.model
         tables = ", ".join(layer.name for layer in model.layers if layer.model_parallel)
@@ -322,7 +325,7 @@ class ActiveRun:
             *faults.sampled_notes(experiment.faults, happened, seconds),
             *notes.late_notes((*experiment.faults, *experiment.slowdowns, *experiment.background), lasts),
             *notes.stalled_notes(self.recorder, seconds),
-            *notes.uneven_notes(self.recorder),
+            *notes.uneven_notes(experiment.strategy, self.recorder),
             *notes.learning_notes(experiment, (prepared.model, prepared.time_model), self.reason, self.monitor),
             *notes.handed_over_notes(context, self.monitor),
             *notes.idle_notes(experiment.strategy, prepared.cluster, prepared.nodes, traffic.nbytes),
