@@ -37,7 +37,14 @@ from ddlsim.run import notes
 from ddlsim.run.conservation import check_network, check_result
 from ddlsim.run.costs import shares
 from ddlsim.run.experiment import Experiment, Job, placed
-from ddlsim.run.failure_timeline import check_free, crashes_of, has_failure_timeline, lifetime, timeline_notes
+from ddlsim.run.failure_timeline import (
+    check_free,
+    crashes_of,
+    has_failure_timeline,
+    horizon_of_crashes,
+    lifetime,
+    timeline_notes,
+)
 from ddlsim.run.prepare import Prepared, prepare
 from ddlsim.run.result import Result
 from ddlsim.run.resume import Interrupt, Saved, SavePoints, load, manifest, saving
@@ -157,7 +164,7 @@ class ActiveRun:
         n_updates = contract.of(experiment.strategy).updates(sum(experiment.window), n_workers)
         self.stop = stop = StopRule(loop, recorder, math.inf if endless else n_updates)
         learner = _learner(prepared, saved, shift)
-        crashes = crashes_of(experiment, prepared.cluster, prepared.nodes)
+        crashes = crashes_of(experiment, prepared.cluster, prepared.nodes, horizon)
         workers = _workers(prepared, loop, recorder, stop, learner, effects)
         self.context = context = RunContext(
             prepared.cluster, loop, workers, recorder, stop, learner,
@@ -411,7 +418,9 @@ def run(
         share = None if together is None else together.shares(under_way)[0]
         return under_way.result(stability=stability, share=share)
 
-    return faults.up_to_its_end(random_faults_of(experiment), prepared.cluster, made)
+    trains = experiment.training is not None and experiment.elastic is None
+    crashes = horizon_of_crashes(experiment, len(prepared.nodes)) if trains else math.inf
+    return faults.up_to_its_end(random_faults_of(experiment), prepared.cluster, made, crashes)
 
 
 def complete(experiment: Experiment, **options: Any) -> Result:
