@@ -1,4 +1,4 @@
-"""Names in the messages of errors exist: ``ddlsim.NAME``, ``function(...)`` and ``Class(option=...)``."""
+"""Names in the messages of errors exist: those in the package, functions that are called, and their options."""
 
 from __future__ import annotations
 
