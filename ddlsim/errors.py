@@ -131,8 +131,8 @@ RENAMED = (
 )
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the `known` name that was probably meant, "" if none is similar.
+def nearest(name: str, known: Iterable[str], least: float = 0.5) -> str:
+    """Return the `known` name that was probably meant, "" if the spelling of none is similar to the degree `least`.
 
     Names with the same prefix have priority over similar spellings: "async" does not suggest "k-async".
     """
@@ -151,7 +151,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     within = sorted((each for each in known if len(each) > 2 and _words(each) <= words), key=len, reverse=True)
     begins = [each for each in close if len(wanted) > 2 and each.startswith(wanted)]
     inside = [each for each in close if len(wanted) > 2 and wanted in each]
-    alike = difflib.get_close_matches(wanted, plain, n=1, cutoff=0.5)
+    alike = difflib.get_close_matches(wanted, plain, n=1, cutoff=least)
     typo = difflib.get_close_matches(wanted, alike, n=1, cutoff=0.8)
     begins, typo, after = ([plain[each] for each in some] for some in (begins, typo, (*alike, *inside)))
     typo = [each for each in typo if not within or within[0] in each]  # "h100-80g" does not mean "a100-80g"

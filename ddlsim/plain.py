@@ -94,8 +94,8 @@ def csv_rows(path: Path, missing: str) -> list[tuple[int, list[str]]]:
 
 def whole_numbers(text: str, where: str, least: int = 1) -> list[int]:
     """Parse "8,16" to integers of at least `least`. Raises ConfigError, naming `where`, for anything else."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(re.fullmatch("[0-9]{1,9}", part) and int(part) >= least for part in parts):
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch("[0-9]{1,9}", part) and int(part) >= least for part in parts):
         rule = f"must be integers of at least {least}, separated by commas, such as 8,16,32"
         raise ConfigError(f"{where} = {shown(text)}: {rule}")
     return [int(part) for part in parts]

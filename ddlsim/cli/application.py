@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import sys
@@ -45,16 +46,29 @@ def _in_a_line(context: Any) -> Iterator[None]:
             from ddlsim.imports.megatron import is_argument
 
             word = text.removeprefix("No such option: --").partition(" ")[0]
-            near = nearest(
-                word, [name[2:] for each in context.command.params for name in each.opts if name[:2] == "--"]
-            )
-            text, near = f"No such option: --{word}", near and f"--{near}"
+            text, near = f"No such option: --{word}", _meant(word, context)
+            if near and not near.startswith("-"):
+                text, near = f"{text}; set {near} in an experiment file ({command} FILE.toml)", ""
             if is_argument(word) and any(each.param_type_name == "argument" for each in context.command.params):
                 text, near = f"{text}; to pass Megatron-LM arguments, write {command} -- '--{word} ...'", ""
         for problem in getattr(error.__cause__, "errors", tuple)():  # those of pydantic do not contain the value
             text = text.replace(problem["msg"], f"{problem['input']!r}: must be{problem['msg'].partition(',')[0][15:]}")
         see = f"; did you mean '{near}'? See" if near else "; see"
         raise DdlsimError(f"{command}: {text[0].lower()}{text[1:].rstrip('.?')}{see} {command} -h") from None
+
+
+def _meant(word: str, context: Any) -> str:
+    """Return the option that was probably meant, or the field of an experiment that has no option."""
+    known = [name[2:] for each in context.command.params for name in each.opts if name[:2] == "--"]
+    near, start = nearest(word, known, 0.6), word.replace("-", "_")
+    takes_file = any(each.name == "cluster_or_file" for each in context.command.params)
+    if takes_file and len(word) > 2 and not near.startswith(word):
+        others = [
+            each.name for each in dataclasses.fields(ddlsim.Experiment) if each.name.replace("_", "-") not in known
+        ]
+        if fields := [name for name in others if name.startswith(start) or start.startswith(name)]:
+            return fields[0]
+    return near and f"--{near}"
 
 
 class Commands(TyperGroup):

@@ -11,8 +11,29 @@ import typer
 
 from ddlsim.cli import completion
 from ddlsim.cli.application import app
-from ddlsim.cli.options import AllowCode, Json, Model, arg, opt
+from ddlsim.cli.options import (
+    Algorithm,
+    AllowCode,
+    Cost,
+    Device,
+    Flash,
+    Json,
+    Model,
+    Optimizer,
+    Overlap,
+    Placement,
+    Precision,
+    Seed,
+    Servers,
+    Stack,
+    Strat,
+    Variation,
+    arg,
+    opt,
+    passed,
+)
 from ddlsim.cli.output import check_distinct, check_folder, check_page, check_picture, write_file, write_files
+from ddlsim.cli.run import get_strategy
 from ddlsim.errors import ConfigError, shown
 from ddlsim.named_code import imported
 from ddlsim.output_files import json_rows, save_csv
@@ -32,6 +53,19 @@ def validate(
         opt("Bundled cluster or, better, a calibrated cluster file.", "--cluster", "-c", offers=completion.clusters),
     ],
     model: Model = None,
+    strategy: Strat = None,
+    algorithm: Algorithm = None,
+    cost: Cost = None,
+    overlap: Overlap = None,
+    servers: Servers = None,
+    placement: Placement = None,
+    device: Device = None,
+    precision: Precision = None,
+    optimizer: Optimizer = None,
+    stack: Stack = None,
+    flash: Flash = None,
+    spread: Variation = None,
+    seed: Seed = None,
     fit_on: Annotated[str | None, opt('Fit to the runs that satisfy this condition, such as "workers <= 4".')] = None,
     fit: Annotated[
         str | None, opt("Quantities to fit with --fit-on: compute, network, or both (default: compute,network).")
@@ -47,6 +81,8 @@ def validate(
 ) -> None:
     """Compare measured training runs with their simulation.
 
+    Strategy and precision apply to runs whose row leaves them empty.
+
     Example: ddlsim validate runs.csv --cluster calibrated.toml --model resnet50 --fit-on "workers <= 4" --tolerance 10%
     """
     check_folder(table)
@@ -54,13 +90,18 @@ def validate(
     check_picture(plot)
     check_distinct(runs, cluster, table=table, html=html, plot=plot)
     limit = None if tolerance is None else _share(tolerance)
+    from ddlsim import Experiment
     from ddlsim.validation import read_runs
     from ddlsim.validation import validate as compare
 
     if fit is not None and fit_on is None:
         raise ConfigError(f'--fit {fit} has no effect without --fit-on; add --fit-on "workers <= 4", for example')
     quantities = ("compute", "network") if fit is None else [name.strip() for name in fit.split(",")]
-    found = compare(read_runs(runs, allow_code=allow_code), cluster, model, fit_on=fit_on, fit=quantities)
+    made = get_strategy(strategy, algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
+    chosen = passed(strategy=made, device=device, precision=precision, optimizer=optimizer, stack=stack, flash=flash)
+    base = Experiment(cluster, **chosen, **passed(seed=seed, spread=spread))
+    measured = read_runs(runs, allow_code=allow_code, strategy=base.strategy)
+    found = compare(measured, cluster, model, fit_on=fit_on, fit=quantities, base=base)
     if as_json:
         sums = {
             used: None if s is None else vars(s)

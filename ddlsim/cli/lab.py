@@ -129,7 +129,4 @@ def _cells(comparison: Comparison, as_json: bool) -> dict[str, object]:
 
 
 def _sizes(text: str) -> list[int]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words:
-        raise ConfigError(f"--sizes {text!r}: must contain at least one size, such as '64 KiB,1 MiB'")
-    return [round(parse(word, "bytes", "--sizes")) for word in words]
+    return [round(parse(word, "bytes", "--sizes")) for word in text.split(",")]

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+import ddlsim
 from ddlsim.cli import completion
 
 
@@ -82,6 +83,10 @@ Precision = Annotated[
 Stack = Annotated[
     str | None, opt("Training software: megatron, torchtitan, ... (see: ddlsim stacks).", offers=completion.stacks)
 ]
+Variation = Annotated[
+    float | None,
+    opt("Width of the distribution of devices' compute times; 0: equal (default: as in the stack).", "--spread"),
+]
 Flash = Annotated[bool | None, opt("Use fused attention (default: as in the stack).", "--flash/--no-flash")]
 Optimizer = Annotated[
     str | None,
@@ -91,5 +96,6 @@ Seed = Annotated[int | None, opt("Seed of all random streams.")]
 
 
 def passed(**options: Any) -> dict[str, Any]:
-    """Return the options that are not None."""
-    return {name: value for name, value in options.items() if value is not None}
+    """Return the options that are not None; a width of the distribution of compute times as the `speed` with it."""
+    found = {name: value for name, value in options.items() if value is not None}
+    return found | ({"speed": ddlsim.Spread(found.pop("spread"))} if "spread" in found else {})

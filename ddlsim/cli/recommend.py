@@ -12,7 +12,7 @@ import typer
 import ddlsim
 from ddlsim.cli import completion
 from ddlsim.cli.application import app
-from ddlsim.cli.options import AllowCode, Device, Flash, Json, Optimizer, Precision, Stack, arg, opt, passed
+from ddlsim.cli.options import AllowCode, Device, Flash, Json, Optimizer, Precision, Stack, Variation, arg, opt, passed
 from ddlsim.cli.output import check_distinct, check_folder, write_file
 from ddlsim.errors import ConfigError
 from ddlsim.output_files import save_csv
@@ -93,6 +93,7 @@ def recommend(
     optimizer: Optimizer = None,
     stack: Stack = None,
     flash: Flash = None,
+    spread: Variation = None,
     split: Annotated[
         bool, opt("Split the model over workers; --batch-size is then the global batch size.", "--split")
     ] = False,
@@ -142,7 +143,7 @@ def recommend(
     asked |= passed(stability=stability or None, strategies=ways)
     base = asked.get("base") or ddlsim.Experiment(priced[0], asked.get("model", "resnet50"))
     computing = passed(device=device, precision=precision, optimizer=optimizer, stack=stack, flash=flash)
-    asked["base"] = base.with_(**computing)
+    asked["base"] = base.with_(**computing, **passed(spread=spread))
     plan = ddlsim.recommend(**asked, jobs=jobs)
     typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))
     write_file(csv, lambda path: save_csv(plan.table, path))

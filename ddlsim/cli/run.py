@@ -34,6 +34,7 @@ from ddlsim.cli.options import (
     Stack,
     Steps,
     Strat,
+    Variation,
     opt,
     passed,
 )
@@ -66,6 +67,7 @@ def run(
     optimizer: Optimizer = None,
     stack: Stack = None,
     flash: Flash = None,
+    spread: Variation = None,
     seed: Seed = None,
     allow_code: AllowCode = False,
     stability: Annotated[
@@ -94,9 +96,10 @@ def run(
 
     Example: ddlsim run cloud-25g-16x8-v100 --model resnet50 --batch-size 64 --workers 128
     """
-    chosen = passed(model=model, batch_size=batch_size, workers=workers, steps=steps, precision=precision)
-    made = _strategy(strategy, algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
-    chosen |= passed(device=device, strategy=made, optimizer=optimizer, stack=stack, flash=flash, seed=seed)
+    chosen = passed(model=model, batch_size=batch_size, workers=workers, steps=steps, spread=spread)
+    made = get_strategy(strategy, algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
+    chosen |= passed(device=device, strategy=made, optimizer=optimizer, stack=stack, flash=flash, precision=precision)
+    chosen |= passed(seed=seed)
     if _has(cluster_or_file, {"jobs", "arrivals"}):
         others = passed(trace=trace, plot_cluster=plot_cluster, plot_learning=plot_learning, write=write_to)
         others |= passed(save=save, resume=resume, stability=stability or None, trace_whole=trace_whole or None)
@@ -141,7 +144,7 @@ def _run_jobs(
 ) -> None:
     """Simulate a file of jobs and, if slow-downs are requested, each job separately."""
     for option in others:
-        name = option.replace("_", "-")
+        name = "spread" if option == "speed" else option.replace("_", "-")
         is_field = any(field.name == option for field in dataclasses.fields(ddlsim.Experiment))
         remedy = "set it in the experiment of each job" if is_field else f"leave --{name} out"
         raise ConfigError(f"--{name} has no effect on {file}, which describes several jobs; {remedy}")
@@ -199,6 +202,7 @@ def scaling(
     optimizer: Optimizer = None,
     stack: Stack = None,
     flash: Flash = None,
+    spread: Variation = None,
     seed: Seed = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
@@ -216,8 +220,8 @@ def scaling(
 
     numbers = whole_numbers(workers, "--workers")
     check_picture(plot)
-    made = _strategy(strategy, algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
-    chosen = passed(strategy=made, model=model, batch_size=batch_size, steps=steps, precision=precision)
+    made = get_strategy(strategy, algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
+    chosen = passed(strategy=made, model=model, batch_size=batch_size, steps=steps, precision=precision, spread=spread)
     chosen |= passed(device=device, optimizer=optimizer, stack=stack, flash=flash, seed=seed)
     experiment = _experiment(cluster_or_file, allow_code, chosen)
     counts = counted(numbers, len(numbers), "simulating")
@@ -253,7 +257,7 @@ def _has(file: str, keys: set[str]) -> bool:
     return bool(keys & read_toml(path, file).keys())
 
 
-def _strategy(name: str | None, **options: object) -> Strategy | None:
+def get_strategy(name: str | None, **options: object) -> Strategy | None:
     """Return the strategy described by the options. Raises ConfigError for options that it does not have."""
     options = passed(**options)
     if name is None and not options:

@@ -127,7 +127,7 @@ def _end(source: SourceText, tensor: str, state: _Open, event: Event) -> Horovod
 
 def _size(event: Event) -> tuple[str, float]:
     dtype, shape = str(event.args.get("dtype", "")), str(event.args.get("shape", ""))
-    sizes = [word.strip() for word in shape.strip("[]").split(",") if word.strip()]
+    sizes = [word.strip() for word in shape.strip("[] ").split(",")] if shape.strip("[] ") else []
     if dtype not in _WIDTHS or shape[:1] != "[" or not all(re.fullmatch("[0-9]{1,12}", size) for size in sizes):
         return dtype, 0.0
     return dtype, float(math.prod(int(size) for size in sizes[:8])) * _WIDTHS[dtype]

@@ -24,6 +24,7 @@ from ddlsim.workload.precision import FP32_NBYTES
 
 MAX_HEADER = 10**8  # bytes
 _FLOAT = re.compile(r"(?:torch\.)?(?:b?f(?:loat)?\d+\w*|half|double|float|fp\d+\w*|bf16)?$", re.IGNORECASE)
+_LIST = re.compile(r"\s*(?:\(.*\)|\[.*\])\s*")
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -78,8 +79,10 @@ def safetensors_header(path: Path) -> Node:
 def _shape(place: Node) -> tuple[int, ...]:
     sizes = place.value
     if isinstance(sizes, str):
-        words = re.split(r"[\s,x*;]+", sizes.strip(" ()[]\t"))
-        sizes = [int(word) if word.isdecimal() and len(word) < 16 else word for word in words if word]
+        text, is_list = sizes.strip(), _LIST.fullmatch(sizes)
+        text = text[1:-1].strip() if is_list else text
+        words = re.split(r"\s*[x*,;]\s*|\s+", text.removesuffix("," * bool(is_list))) if text or not is_list else []
+        sizes = [int(word) if re.fullmatch("[0-9]{1,15}", word) else word for word in words]
     if not isinstance(sizes, list) or len(sizes) > MAX_DIMS or not all(type(n) is int and n > 0 for n in sizes):
         raise place.error(f"{shown(place.value)}: must be at most {MAX_DIMS} positive integers, like 64x3x7x7")
     return tuple(sizes)

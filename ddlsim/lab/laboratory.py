@@ -273,9 +273,9 @@ def parse_operations(text: str) -> list[Operation]:
     Raises :class:`ConfigError` for unknown operations. Names of collective algorithms are checked later, by
     :func:`schedule_of`.
     """
-    words = [word.strip() for word in _COMMA.split(text) if word.strip()]
-    if not words:
-        raise ConfigError(f"--operations {text!r} is empty; write a list such as all_reduce:ring,parameter_server")
+    words = [word.strip() for word in _COMMA.split(text)]
+    if not all(words):
+        raise ConfigError(f"--operations {text!r}: is empty between commas; write all_reduce:ring,parameter_server")
     return [_parsed(word) for word in words]
 
 

@@ -136,7 +136,7 @@ def measure(
         trained = [numpy_model(name) for name in model or ()]
         gpu = hosts[: transport.rank].count(transport.host)  # index among the ranks of its host
         trained += [torch_module(name, shape, gpu) for name in module or ()]
-        chosen = [name for name in only.split(",") if name]
+        chosen = [name.strip() for name in only.split(",")] if only else []
         tasks = make_plan(hosts, max_nbytes, chosen, [one.label for one in trained], sizes, lacking)
         for one in trained:
             one.step(min(sizes))()  # compiles, and reports errors before anything is measured

@@ -225,8 +225,8 @@ class Failures:
         for n, (time, unit) in enumerate(recurring(mean, self.shape, n_units, 0.0, seed, index, "failures")):
             if n >= MOST:
                 raise ConfigError(
-                    f"failures: more than {MOST:,} failures of {n_units} parts in {time:.4g} s; reduce max_time, "
-                    "or increase mtbf"
+                    f"failures: more than {MOST:,} failures of {n_units} parts in {time:.4g} s; reduce max_time "
+                    "(30 days by default) to at most this time, or increase mtbf"
                 )
             yield Failure(time, unit, repair)
 

@@ -648,9 +648,12 @@ def horizon_of(faults: Iterable[Any], cluster: Cluster, n_faults: float) -> floa
     return n_faults / FIRST_FAULTS * (FIRST_FAULTS / rate) if rate > 0.0 else math.inf
 
 
-def up_to_its_end(faults: Iterable[Any], cluster: Cluster, simulated: Callable[[float], Simulated]) -> Simulated:
-    """Call `simulated(horizon)` with growing horizons until the run ends before its horizon; return the result."""
-    horizon = horizon_of(faults, cluster, FIRST_FAULTS)
+def up_to_its_end(
+    faults: Iterable[Any], cluster: Cluster, simulated: Callable[[float], Simulated], first: float = math.inf
+) -> Simulated:
+    """Call `simulated(horizon)` with growing horizons, the first one at most `first` (s), until the run ends before its
+    horizon; return the result."""
+    horizon = min(horizon_of(faults, cluster, FIRST_FAULTS), first)
     while True:
         try:
             return simulated(horizon)

@@ -15,6 +15,7 @@ from ddlsim.errors import ConfigError, nearest
 from ddlsim.reliability import Checkpoints, Failures
 from ddlsim.reliability.checkpoints import NO_CHECKPOINTS, Cost
 from ddlsim.reliability.failures import units
+from ddlsim.reliability.faults import FIRST_FAULTS
 from ddlsim.runtime.loop import arrivals
 from ddlsim.strategies import contract
 from ddlsim.units import si
@@ -225,16 +226,26 @@ def lifetime(experiment: Experiment) -> float:
     return THIRTY_DAYS if stands_for_more(experiment) else si(experiment.max_time, "time")
 
 
-def crashes_of(experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -> list[list[tuple[float, float]]]:
-    """Return the crashes of each worker in a run as (start, return) in s, up to its `max_time` or 30 days; empty
-    without failures of devices or hosts, and for runs that represent a longer training."""
+def crashes_of(
+    experiment: Experiment, cluster: Cluster, nodes: Sequence[int], horizon: float = math.inf
+) -> list[list[tuple[float, float]]]:
+    """Return the crashes of each worker in a run as (start, return) in s, up to the `horizon` (s), its `max_time` or 30
+    days; empty without failures of devices or hosts, and for runs that represent a longer training."""
     failures = experiment.failures
     if failures is None or failures.per not in ("device", "host", "rack") or experiment.elastic is not None:
         return []
     if stands_for_more(experiment):
         return [[] for _ in nodes]
-    length = min(si(experiment.max_time, "time"), THIRTY_DAYS)
+    length = min(si(experiment.max_time, "time"), THIRTY_DAYS, horizon)
     return _crashes(failures, cluster, nodes, length, experiment.seed, 0)
+
+
+def horizon_of_crashes(experiment: Experiment, n_workers: int) -> float:
+    """Return the time in s by which about :data:`~ddlsim.reliability.faults.FIRST_FAULTS` crashes are expected; inf if
+    that takes more than the 30 days up to which they are sampled."""
+    mtbf = None if experiment.failures is None else experiment.failures.mtbf
+    horizon = math.inf if mtbf is None else FIRST_FAULTS / n_workers * si(mtbf, "time")
+    return horizon if horizon <= THIRTY_DAYS else math.inf
 
 
 def _crashes(

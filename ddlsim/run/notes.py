@@ -76,7 +76,7 @@ def superlinear_causes(result: Result) -> list[str]:
     if varying := bool(not isinstance(experiment.jitter, NoJitter) or experiment.slowdowns or experiment.faults):
         causes.append("step times are a random sample, and the baseline is their mean; simulate more steps")
     times = np.diff([time for time, _ in result.measured_updates])
-    if result.recorder.staleness or (not varying and np.ptp(times) > 1e-9 * times.mean()):
+    if result.has_own_steps or (not varying and np.ptp(times) > 1e-9 * times.mean()):
         causes.append("updates come in bursts, and the measured steps may end within one; simulate more steps")
     if not result.measured_updates[0][1]:  # the start of the run
         remedy = "increase max_time" if experiment.window[0] else "set warmup=2"
@@ -243,11 +243,12 @@ def level_notes(strategy: Strategy, cluster: Cluster, nodes: Sequence[int]) -> I
         )
 
 
-def uneven_notes(recorder: Recorder) -> Iterator[str]:
+def uneven_notes(strategy: Strategy, recorder: Recorder) -> Iterator[str]:
     """Note if a few asynchronous workers contribute most of the throughput."""
+    is_asynchronous = contract.of(strategy).is_asynchronous or recorder.staleness
     steps = [len(ends) for ends in recorder.step_end]
     least, most = min(steps), max(steps)
-    if recorder.staleness and most >= 2 * least and most - least >= 3:
+    if is_asynchronous and most >= 2 * least and most - least >= 3:
         more = "" if least > 2 else " (take more steps)"
         made = f"worker {steps.index(most)} made {most} steps while worker {steps.index(least)} made {least}{more}"
         yield f"{made}: throughput and the trained model mostly reflect the fast workers"

@@ -519,25 +519,28 @@ def _with_pace(
     slower = percent(pace.relative_times(n)[0] - 1.0)
     note = (
         f"the slowest of {n:,} devices is assumed to be {slower} slower than the slowest of the {stack.measured_on} on "
-        f"which stack {stack.name} was measured; set speed=Spread(0) for equal devices"
+        f"which stack {stack.name} was measured; set speed=Spread(0) (--spread 0) for equal devices"
     )
     return experiment.with_(speed=pace), (note,)
 
 
 def _without_effect(experiment: Experiment, workload: Workload) -> Iterator[str]:
-    """Note a stack, fused attention and low precision that are set but do not affect any time."""
-    model = workload.model
+    """Note a stack on devices that it was not fitted on, and settings of kernels that do not affect any time."""
+    model, stack, device = workload.model, workload.stack, workload.device
+    fitted = stack.fitted_devices
     roofline = isinstance(experiment.compute, Roofline)
     kernels = workload.by_kernel and not workload.known and not roofline
-    fixed = workload.host_time or workload.stack.call_time
+    fixed = workload.host_time or stack.call_time
     depends = fixed or (not workload.known and (workload.by_kernel or workload.launch_time))
     if experiment.stack is not None and not depends:
         yield f"stack has no effect on the simulated times: {workload.basis}"
     elif experiment.stack is not None and not workload.by_kernel and not workload.summed and not workload.known:
         yield f"of the stack, launches and fixed times count, not the rates of kernels or the memory: {workload.basis}"
-    if kernels and experiment.flash is None and workload.stack.attention and not workload.flash:
-        assert workload.device is not None
-        where = f"no fused kernel of stack {workload.stack.name} is known on {workload.device.name}"
+    if kernels and device and fitted is not None and device.name not in fitted:
+        known = f"fitted only on {', '.join(fitted)}" if fitted else "not fitted on any device"
+        yield f"stack {stack.name} was {known}: its overheads on {device.name} are assumptions"
+    if kernels and device and experiment.flash is None and stack.attention and not workload.flash:
+        where = f"no fused kernel of stack {stack.name} is known on {device.name}"
         yield f"attention stores its matrices in memory: {where}; set flash=True to assume a fused kernel"
     if experiment.flash is not None and not any(layer.heads for layer in model.layers):
         yield f"flash has no effect: {model.name} has no attention"

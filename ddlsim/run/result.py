@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -166,7 +166,7 @@ class Result(SuggestsAttributes):
         updates = [(0.0, 0), *self.recorder.updates]
         earlier = sum(time < updates[-1][0] for time, _ in updates)
         first = min(warmup, max(earlier - 1, 0))
-        if self.recorder.staleness:
+        if self.has_own_steps:
             latest = updates[-1][0] - self._shortest_cycle * (1.0 - 1e-9)
             first = min(first, max(sum(time <= latest for time, _ in updates) - 1, 0))
         return updates[first:]
@@ -270,19 +270,19 @@ class Result(SuggestsAttributes):
     @cached_property
     def updates_per_step(self) -> float:
         """Number of updates that one step of all workers makes: 1 for synchronous strategies."""
-        if not self._has_own_steps:
+        if not self.has_own_steps:
             return 1.0
         return contract.of(self.experiment.strategy).updates(MANY_STEPS, self.n_workers) / MANY_STEPS
 
     @property
-    def _has_own_steps(self) -> bool:
-        """Whether workers do not share steps: their updates have a staleness, or each step of a worker is an update."""
+    def has_own_steps(self) -> bool:
+        """Whether workers are asynchronous: each step of a worker is an update, or updates have a staleness."""
         return bool(self.recorder.staleness) or contract.of(self.experiment.strategy).is_asynchronous
 
     @cached_property
     def step_times(self) -> Floats:
         """Times between successive updates after the warm-up, in s; an asynchronous worker's own step times."""
-        if self._has_own_steps:
+        if self.has_own_steps:
             ends = [np.diff([0.0, *ends]) for ends in self.recorder.step_end]
             return np.concatenate(ends) if ends else np.empty(0)
         return np.diff([t for t, _ in self.measured_updates])
@@ -482,13 +482,20 @@ class Result(SuggestsAttributes):
     def plan(self) -> Plan:
         """The task graph of one step without disturbances, or of one cycle if steps differ or workers are asynchronous.
 
+        A note of the plan names what it leaves out of this run: waiting for input, jitter, slowdowns, faults, failures.
         Use ``print``, ``plan.check`` and ``plan.execute`` to inspect the plan or run it on a cluster
         (docs/models/plans.md). Raises ConfigError for a custom strategy whose processes decide at run time what to do
         next.
         """
         from ddlsim.run.simulate import plan_of_run
 
-        return plan_of_run(self.experiment)
+        plan, experiment = plan_of_run(self.experiment), self.experiment
+        parts = {"waiting for input": isinstance(experiment.input, Input), "slowdowns": experiment.slowdowns}
+        parts |= {"jitter": not isinstance(experiment.jitter, NoJitter), "faults": experiment.faults}
+        parts |= {"failures": experiment.failures, "background traffic": experiment.background}
+        if omitted := [name for name, value in parts.items() if value]:
+            plan = replace(plan, notes=(*plan.notes, f"the plan leaves out of the run: {', '.join(omitted)}"))
+        return plan
 
     @property
     def plan_nodes(self) -> list[int]:

@@ -18,6 +18,7 @@ from typing import Annotated, Any, TypeVar, cast
 
 import numpy as np
 
+from ddlsim import readable
 from ddlsim.arguments import Count, checked, quantity, takes_fields_of
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.cluster import ClusterLike, Floats
@@ -36,7 +37,14 @@ from ddlsim.run import notes
 from ddlsim.run.conservation import check_network, check_result
 from ddlsim.run.costs import shares
 from ddlsim.run.experiment import Experiment, Job, placed
-from ddlsim.run.failure_timeline import check_free, crashes_of, has_failure_timeline, lifetime, timeline_notes
+from ddlsim.run.failure_timeline import (
+    check_free,
+    crashes_of,
+    has_failure_timeline,
+    horizon_of_crashes,
+    lifetime,
+    timeline_notes,
+)
 from ddlsim.run.prepare import Prepared, prepare
 from ddlsim.run.result import Result
 from ddlsim.run.resume import Interrupt, Saved, SavePoints, load, manifest, saving
@@ -156,7 +164,7 @@ class ActiveRun:
         n_updates = contract.of(experiment.strategy).updates(sum(experiment.window), n_workers)
         self.stop = stop = StopRule(loop, recorder, math.inf if endless else n_updates)
         learner = _learner(prepared, saved, shift)
-        crashes = crashes_of(experiment, prepared.cluster, prepared.nodes)
+        crashes = crashes_of(experiment, prepared.cluster, prepared.nodes, horizon)
         workers = _workers(prepared, loop, recorder, stop, learner, effects)
         self.context = context = RunContext(
             prepared.cluster, loop, workers, recorder, stop, learner,
@@ -198,9 +206,11 @@ class ActiveRun:
             counted = {id(each): dataclasses.replace(each, host_time=0.0) for each in self.prepared.workloads}
             workloads = [counted[id(each)] for each in self.prepared.workloads]  # nor in the workers' times alone
             self.prepared = dataclasses.replace(self.prepared, workloads=workloads)
+            fixed = {"per update": workload.host_time, "per collective": workload.stack.call_time}
+            times = " and ".join(f"{readable.seconds(time)} {each}" for each, time in fixed.items() if time)
             context.notes.append(
-                f"step_time and call_time of stack {workload.stack.name} have no effect with "
-                f"{experiment.strategy.label}, because its workers do not run in lockstep"
+                f"the fixed times of stack {workload.stack.name} ({times}) are not included, because with "
+                f"{experiment.strategy.label} not all workers take each step together; expect longer steps"
             )
         model = self.prepared.model
         tables = ", ".join(layer.name for layer in model.layers if layer.model_parallel)
@@ -322,7 +332,7 @@ class ActiveRun:
             *faults.sampled_notes(experiment.faults, happened, seconds),
             *notes.late_notes((*experiment.faults, *experiment.slowdowns, *experiment.background), lasts),
             *notes.stalled_notes(self.recorder, seconds),
-            *notes.uneven_notes(self.recorder),
+            *notes.uneven_notes(experiment.strategy, self.recorder),
             *notes.learning_notes(experiment, (prepared.model, prepared.time_model), self.reason, self.monitor),
             *notes.handed_over_notes(context, self.monitor),
             *notes.idle_notes(experiment.strategy, prepared.cluster, prepared.nodes, traffic.nbytes),
@@ -408,7 +418,9 @@ def run(
         share = None if together is None else together.shares(under_way)[0]
         return under_way.result(stability=stability, share=share)
 
-    return faults.up_to_its_end(random_faults_of(experiment), prepared.cluster, made)
+    trains = experiment.training is not None and experiment.elastic is None
+    crashes = horizon_of_crashes(experiment, len(prepared.nodes)) if trains else math.inf
+    return faults.up_to_its_end(random_faults_of(experiment), prepared.cluster, made, crashes)
 
 
 def complete(experiment: Experiment, **options: Any) -> Result:

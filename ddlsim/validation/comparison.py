@@ -30,7 +30,7 @@ from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.extras import needs
 from ddlsim.output_files import write_text
 from ddlsim.readable import count, percent, rate
-from ddlsim.run.experiment import StrategyLike
+from ddlsim.run.experiment import Experiment, StrategyLike
 from ddlsim.run.metrics import METRICS
 from ddlsim.text_tables import aligned
 from ddlsim.units import as_number
@@ -40,7 +40,7 @@ from ddlsim.validation.calibration_file import load_calibration
 from ddlsim.validation.compute_fit import step_text
 from ddlsim.validation.curves import Interval
 from ddlsim.validation.run_fit import FITTABLE, Knowledge, fit_runs, interval_of
-from ddlsim.validation.run_model import DEFAULT_STRATEGY, Fitted, RunModel, make_run_model
+from ddlsim.validation.run_model import Fitted, RunModel, make_run_model
 from ddlsim.validation.run_table import NUMBERS, TEXTS, MeasuredRun, read_runs
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.model import ModelLike, load_model
@@ -404,7 +404,8 @@ def validate(
     *,
     fit_on: str | None = None,
     fit: Sequence[Annotated[str, one_of(*FITTABLE)]] = FITTABLE,
-    strategy: StrategyLike = DEFAULT_STRATEGY,
+    strategy: StrategyLike | None = None,
+    base: Experiment | None = None,
     calibration: Calibration | None = None,
     explain: Index = N_EXPLAINED,
 ) -> Validation:
@@ -417,8 +418,11 @@ def validate(
     fit_on       condition that selects the runs for the fit, such as "workers <= 4"; the other runs are held out. None:
                  no fit
     fit          quantities to fit: "compute", "network" or both
-    strategy     strategy for rows that do not specify one. Its settings are also the defaults for settings that a row
-                 leaves empty
+    strategy     strategy for rows that do not specify one; None: that of `base`. Its settings are also the defaults for
+                 settings that a row leaves empty
+    base         experiment with all other settings: stack, device, optimizer, ..., and the precision of rows that do
+                 not specify one. By default, step times of a calibrated cluster are in fp32, and other runs have the
+                 precision of :func:`ddlsim.simulate`
     calibration  calibration of the cluster, if the cluster file contains none
     explain      maximum number of runs for which further simulations search for likely causes of the error. The runs
                  with the largest errors are selected, if these exceed 3 %
@@ -429,17 +433,21 @@ def validate(
     Raises ConfigError, giving the file, line and column, for invalid units, names and values. Also raises ConfigError
     for runs with more workers than the cluster has, and if no run can be simulated.
     """
-    measured = read_runs(runs) if isinstance(runs, str | Path) else list(runs)
-    if not measured:
-        raise ConfigError("validate: runs is empty; pass at least one measured run")
     condition = None if fit_on is None else parse_condition(fit_on, NUMBERS, TEXTS)
     loaded = load_cluster(cluster)
     known = calibration
     if known is None and isinstance(cluster, str | Path) and loaded.calibration is not None:
         known = load_calibration(cluster)
-    base = loaded if calibration is None else calibration.cluster
+    used = loaded if calibration is None else calibration.cluster
+    base = base or Experiment(used)
+    if base.training is not None:
+        raise ConfigError("validate: base must not contain training settings; leave training out")
+    base = base if strategy is None else base.with_(strategy=strategy)
+    measured = read_runs(runs, strategy=base.strategy) if isinstance(runs, str | Path) else list(runs)
+    if not measured:
+        raise ConfigError("validate: runs is empty; pass at least one measured run")
     default = None if model is None else load_model(model)
-    every = [make_run_model(row, base, default, strategy, known) for row in measured]
+    every = [make_run_model(row, used, default, base, known) for row in measured]
     chosen = [m for m in every if condition is not None and condition.holds(m.measured.cells())]
     if condition is not None and not chosen:
         raise ConfigError(f"fit_on = {fit_on!r}: no run satisfies this condition; change it, or leave fit_on out")
@@ -459,7 +467,7 @@ def validate(
         if abs(rows[i].error) > WORTH_EXPLAINING:
             found = tuple(causes(models[i], knowledge.fitted, steps[models[i]]))
             rows[i] = dataclasses.replace(rows[i], causes=found)
-    return Validation(base, tuple(rows), knowledge, fit_on, declined)
+    return Validation(used, tuple(rows), knowledge, fit_on, declined)
 
 
 def _step_time(model: RunModel, fitted: Fitted) -> float | str:

@@ -17,11 +17,11 @@ from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import strategy_of
 from ddlsim.run.prepare import prepare
 from ddlsim.run.simulate import complete
-from ddlsim.strategies import AllReduce, Strategy, contract
+from ddlsim.strategies import Strategy, contract
 from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.run_table import MeasuredRun
 from ddlsim.workload.compute import Affine
-from ddlsim.workload.jitter import Jitter, Lognormal, NoJitter
+from ddlsim.workload.jitter import Lognormal, NoJitter
 from ddlsim.workload.model import Model, load_model
 
 #: key of compute times: model, precision
@@ -83,7 +83,7 @@ class RunModel:
             changes["compute"] = fitted.compute[self.key]
         factor = compute * fitted.factors.get(self.key, 1.0)
         if factor != 1.0:
-            changes["speed"] = (1.0 / factor,) * self.measured.workers
+            changes["speed"] = tuple(speed / factor for speed in self.experiment.speeds(self.measured.workers))
         if jitter is not None:
             changes["jitter"] = Lognormal(jitter) if jitter else NoJitter()
         if not isinstance(changes.get("jitter", self.experiment.jitter), NoJitter):
@@ -103,9 +103,9 @@ class RunModel:
 
 
 def make_run_model(
-    measured: MeasuredRun, cluster: Cluster, model: Model | None, strategy: Strategy, calibration: Calibration | None
+    measured: MeasuredRun, cluster: Cluster, model: Model | None, base: Experiment, calibration: Calibration | None
 ) -> RunModel:
-    """Return the simulation of a measured run.
+    """Return the simulation of a measured run, with the settings of `base` that the run does not give.
 
     Raises ConfigError with the run's place for invalid names, workers or nodes.
     """
@@ -114,36 +114,42 @@ def make_run_model(
         if loaded is None:
             raise ConfigError("column model is missing; add it, or set model=")
         placed, nodes = _placed(load_cluster(measured.cluster) if measured.cluster else cluster, measured)
-        fit = None
-        if calibration is not None and measured.precision in (None, "fp32"):  # step times are measured in fp32
+        fit, precision = None, measured.precision or base.precision
+        # step times are measured in fp32
+        if calibration is not None and precision in (None, "fp32") and base.compute is None and base.device is None:
             fit = calibration.compute_of(loaded.name)
         measured_jitter = None if calibration is None else calibration.jitter
-        jitter: Jitter = NoJitter() if measured_jitter is None else measured_jitter.jitter
         factor = 1.0 if measured_jitter is None else 1.0 / measured_jitter.median_factor
-        compute = None if fit is None else fit.times(factor)
-        rule = strategy_in(measured, strategy)
+        rule = strategy_in(measured, base.strategy)
+        if contract.of(rule).shares_batch != measured.shared_batch:
+            raise ConfigError(
+                f"shared_batch = {measured.shared_batch}: the batch_size of {contract.of(rule).name} is "
+                f"{'that of each worker' if measured.shared_batch else 'the total of all workers'}; correct one of them"
+            )
         warmup, steps = contract.of(rule).whole_cycles(WARMUP, STEPS)
-        experiment = Experiment(
-            placed,
-            loaded,
-            rule,
-            measured.batch_size,
-            measured.workers,
+        experiment = base.with_(
+            cluster=placed,
+            model=loaded,
+            strategy=rule,
+            batch_size=measured.batch_size,
+            workers=measured.workers,
             steps=steps,
             warmup=warmup,
             accumulation=measured.accumulation,
-            precision=measured.precision or "fp32",
-            gradient_dtype=measured.gradient_dtype,
-            compute=compute,
-            jitter=jitter,
+            precision=precision if fit is None else "fp32",
+            gradient_dtype=measured.gradient_dtype or base.gradient_dtype,
+            compute=base.compute if fit is None else fit.times(factor),
+            jitter=base.jitter if measured_jitter is None else measured_jitter.jitter,
         )
-        excess = "; ".join(prepare(experiment).warnings)
+        prepared = prepare(experiment)
+        experiment = experiment.with_(precision=prepared.experiment.precision, speed=prepared.experiment.speed)
     except DdlsimError as error:
         raise type(error)(f"{measured.place}: {error}") from None
     hosts = set(placed.host_of[nodes].tolist())
     classes = [("between", len(hosts) > 1), ("inside", len(hosts) < len(nodes))]
     used = tuple(name for name, there in classes if there)
-    return RunModel(measured, experiment, placed, (loaded.name, str(experiment.precision)), used, excess)
+    key, excess = (loaded.name, str(experiment.precision)), "; ".join(prepared.warnings)
+    return RunModel(measured, experiment, placed, key, used, excess)
 
 
 def strategy_in(measured: MeasuredRun, default: Strategy) -> Strategy:
@@ -187,7 +193,3 @@ def _placed(cluster: Cluster, measured: MeasuredRun) -> tuple[Cluster, list[int]
     graph.remove_nodes_from([cluster.node_names[node] for node in set(available) - set(chosen)])
     smaller = dataclasses.replace(Cluster.from_graph(graph, cluster.name), calibration=cluster.calibration)
     return smaller, np.asarray(smaller.workers).tolist()
-
-
-#: default strategy of runs
-DEFAULT_STRATEGY = AllReduce()

@@ -12,9 +12,10 @@ from pathlib import Path
 from ddlsim.arguments import Count, Positive, checked
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.plain import check_separator, csv_rows
+from ddlsim.run.experiment import StrategyLike
 from ddlsim.run.files import strategy_of
 from ddlsim.schema import refuse_code
-from ddlsim.strategies import contract
+from ddlsim.strategies import AllReduce, contract
 from ddlsim.units import as_number, parse
 from ddlsim.workload.model import load_model
 
@@ -23,6 +24,8 @@ TEXTS = ("model", "cluster", "strategy", "algorithm", "overlap", "cost", "precis
 #: columns of which exactly one is required
 RATES = ("throughput", "tokens_per_s", "step_time")
 COLUMNS = (*NUMBERS, *TEXTS)
+#: strategy of rows that specify none
+DEFAULT_STRATEGY = AllReduce()
 #: "step_time (ms)" or "throughput [images/s]"
 _HEAD = re.compile(r"\s*(\w+)\s*(?:\(([^)]*)\)|\[([^\]]*)\])?\s*")
 
@@ -85,9 +88,12 @@ class MeasuredRun:
 
 
 @checked
-def read_runs(path: str | Path, *, allow_code: bool = False) -> list[MeasuredRun]:
+def read_runs(
+    path: str | Path, *, allow_code: bool = False, strategy: StrategyLike = DEFAULT_STRATEGY
+) -> list[MeasuredRun]:
     """Read measured runs from a CSV file, in the order of its rows.
 
+    strategy    strategy of rows that do not specify one, which determines whether they share a batch
     allow_code  whether the columns algorithm and overlap may contain "package.module:Name", which imports and runs code
 
     Raises :class:`ConfigError` if the file is invalid. The message contains the file, line, column and value, and
@@ -100,7 +106,8 @@ def read_runs(path: str | Path, *, allow_code: bool = False) -> list[MeasuredRun
     if not lines:
         raise ConfigError(f"{path}: contains no measured runs; write a line of column names, then one run per line")
     columns = _columns(lines[0][1], f"{path}: line {lines[0][0]}")
-    runs = [_run(columns, cells, f"{path}: line {number}") for number, cells in lines[1:]]
+    shared = contract.of(strategy).shares_batch
+    runs = [_run(columns, cells, f"{path}: line {number}", shared) for number, cells in lines[1:]]
     for run in () if allow_code else runs:
         refuse_code(run.algorithm, f"{run.place}: column.algorithm")
         refuse_code(run.overlap, f"{run.place}: column.overlap")
@@ -136,7 +143,7 @@ def _columns(head: list[str], place: str) -> list[tuple[str, str]]:
     return found
 
 
-def _run(columns: list[tuple[str, str]], cells: list[str], place: str) -> MeasuredRun:
+def _run(columns: list[tuple[str, str]], cells: list[str], place: str, shared: bool) -> MeasuredRun:
     if len(cells) != len(columns):
         raise ConfigError(
             f"{place}: found {len(cells)} cells for {len(columns)} columns; quote strings that contain commas"
@@ -160,7 +167,8 @@ def _run(columns: list[tuple[str, str]], cells: list[str], place: str) -> Measur
     make: Callable[..., MeasuredRun] = MeasuredRun
     given: Mapping[str, object] = {**whole, **words}
     try:
-        shared = "strategy" in words and contract.of(strategy_of(words["strategy"], "column strategy")).shares_batch
+        if "strategy" in words:
+            shared = contract.of(strategy_of(words["strategy"], "column strategy")).shares_batch
         run = make(**given, throughput=1.0, place=place, shared_batch=shared)
         if "tokens_per_s" in rates:
             if not run.model:

@@ -41,8 +41,8 @@ from ddlsim.validation.cases import candidates, make_case
 from ddlsim.validation.compute_fit import fit_compute
 from ddlsim.validation.links import DISTINCT
 from ddlsim.validation.log_fit import NOISE, Floats, LogFit, Prior, fit_logs, robust_cost, spread_of
-from ddlsim.validation.run_model import DEFAULT_STRATEGY, strategy_in
-from ddlsim.validation.run_table import MeasuredRun, read_runs
+from ddlsim.validation.run_model import strategy_in
+from ddlsim.validation.run_table import DEFAULT_STRATEGY, MeasuredRun, read_runs
 from ddlsim.validation.sources import read_sources
 from ddlsim.workload.model import ModelLike
 from ddlsim.workload.stacks import Stack, StackLike, load_stack
@@ -193,8 +193,10 @@ def calibrate_stack(
     fitted = _with_numbers(known, fit.names, np.exp(fit.logs))
     if measured:
         half, workers = min(_half_width(fit), MOST_HALF), [run.workers for run in measured]
+        devices = {device.name for run in measured if (device := prepare(experiments[run]).workloads[0].device)}
         fitted = dataclasses.replace(
             fitted,
+            fitted_devices=tuple(sorted(devices)),
             title=f"{base.title}, fitted to {len(measured)} runs",
             workers=(min(workers), max(workers)),
             spread=(float(f"{math.exp(-half):.4g}"), round(math.exp(half), 4)),

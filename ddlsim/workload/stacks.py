@@ -104,6 +104,7 @@ class Stack:
     workers         smallest and largest number of workers in those runs
     measured_on     number of devices that waited for each other in the measured steps; on more devices, synchronous
                     training waits for a slower one (:class:`~ddlsim.Spread`). None: devices are as fast as each other
+    fitted_devices  names of the devices on which rates and overheads were fitted or measured; None: unknown
     """
 
     name: str
@@ -150,6 +151,7 @@ class Stack:
     spread: tuple[Positive, Positive] = (1.0, 1.0)
     workers: tuple[Count, Count] | None = None
     measured_on: Count | None = None
+    fitted_devices: tuple[str, ...] | None = None
 
     def save(self, path: str | Path) -> None:
         """Write the stack to a TOML file that :func:`load_stack` can read."""

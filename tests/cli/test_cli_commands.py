@@ -1,14 +1,17 @@
 """The command line: what it prints, and how it fails."""
 
+import dataclasses
 import json
 import sys
 
 import pytest
+import typer
 from draws import slow
 from typer.testing import CliRunner
 
 import ddlsim
 from ddlsim import cli
+from ddlsim.errors import DdlsimError
 
 EXPERIMENT = """
 cluster = "office-1gbe"
@@ -279,6 +282,43 @@ def test_run_leaves_out_what_would_help():
     printed = CliRunner().invoke(cli.app, arguments)
     assert printed.exit_code == 0
     assert "bottleneck    call result.sensitivities() to simulate" in printed.stdout
+
+
+def test_beginnings_of_options_suggest_them():
+    """Of all commands. Fields of experiments without an option are set in a file; other words suggest nothing."""
+    application = typer.main.get_command(cli.app)
+    commands = application.commands
+
+    def command_line(words):
+        application.main(words, prog_name="ddlsim", standalone_mode=False)
+
+    for name, command in commands.items():
+        options = [word for each in command.params for word in each.opts if word.startswith("--")]
+        for word in (option[:n] for option in options for n in range(7, len(option))):
+            if word not in options and len(word.rstrip("-")) == len(word):
+                with pytest.raises(DdlsimError, match="no such option") as error:
+                    command_line([name, word])
+                assert f"did you mean '{word}" in str(error.value)
+    fields = {each.name for each in dataclasses.fields(ddlsim.Experiment)}
+    options = {word[2:].replace("-", "_") for each in commands["run"].params for word in each.opts}
+    for word in ["compress", *sorted(fields - options - {"cluster"})]:
+        with pytest.raises(DdlsimError, match=f"set {word}[a-z]* in an experiment file .ddlsim run FILE.toml.; see"):
+            command_line(["run", "office-1gbe", f"--{word.replace('_', '-')}", "1"])
+    for word in ("network", "comm", "bandwidth"):
+        with pytest.raises(DdlsimError, match=f"no such option: --{word}; see ddlsim run -h"):
+            command_line(["run", "office-1gbe", f"--{word}", "1"])
+
+
+def test_equal_devices_are_an_option(tmp_path):
+    """The pace of the slowest device, which stacks that were fitted to few have by default, is turned off."""
+    words = ["dgx-h100-pod", "-m", "llama-3-8b+layers=2", "-s", "fsdp", "-b", "16"]
+    common = [*words, "--steps", "2", "--json", "--no-bottleneck", "-n", "16"]
+    slowest, equal = (json.loads(run("run", *common, *more)) for more in ((), ("--spread", "0")))
+    assert any("set speed=Spread(0) (--spread 0) for equal devices" in note for note in slowest["notes"])
+    assert not any("Spread" in note for note in equal["notes"])
+    assert equal["throughput"] > slowest["throughput"]
+    (row,) = json.loads(run("scaling", *words, "--steps", "2", "--json", "-n", "16", "--spread", "0"))
+    assert row["throughput"] == equal["throughput"]
 
 
 @pytest.mark.parametrize(

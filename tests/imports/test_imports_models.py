@@ -381,6 +381,22 @@ def test_a_table_of_tensors(tmp_path: Path):
     assert isinstance(summary(model), str)
 
 
+@pytest.mark.parametrize("shape", ["64x3", "64 x 3", "64*3", "64; 3", "[64, 3]", " ( 64, 3 ) ", "64 3", "(192,)"])
+def test_shapes_are_written_in_several_ways(tmp_path: Path, shape: str):
+    (tmp_path / "mine.csv").write_text(f'name,shape\na.weight,"{shape}"\n')
+    assert load_model(tmp_path / "mine.csv").n_params == 192
+
+
+WRONG = "64xx3|64x|x3|64x,3|64,,3|[64,,3]|[,]|(64,,)|64,|[64 3|64 3)|-64x3|64x0|64x3.5||x"
+
+
+@pytest.mark.parametrize("shape", WRONG.split("|"))
+def test_a_shape_with_a_missing_or_wrong_size_is_refused(tmp_path: Path, shape: str):
+    (tmp_path / "mine.csv").write_text(f'name,shape\na.weight,"{shape}"\n')
+    with pytest.raises(ConfigError, match=r"shape: .*must be at most 6 positive integers, like 64x3x7x7"):
+        load_model(tmp_path / "mine.csv")
+
+
 def _same(model: Model) -> bool:
     return [(layer.name, layer.tensors) for layer in model.layers] == [("a", (("weight", 12), ("bias", 3)))]
 

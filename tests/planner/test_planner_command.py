@@ -49,12 +49,14 @@ def test_prices_are_given_once_or_for_each_cluster() -> None:
             ["office-1gbe", "-n", "2;4"],
             "--workers = '2;4': must be integers of at least 1, separated by commas, such as 8,16,32",
         ),
+        (["office-1gbe", "-n", "2,,4"], "--workers = '2,,4': must be integers of at least 1, separated by commas"),
+        (["office-1gbe", "-n", "2,4,"], "--workers = '2,4,': must be integers of at least 1, separated by commas"),
         (["office-1gbe", "--deadline", "1 h"], "a deadline or a budget requires the length of the training"),
         (["office-1gbe", "-m", "resnet5"], "did you mean 'resnet50'"),
         (["office-1gbe", "--price", "1 USD/h", "--price", "2 USD/h"], "--price is set 2 times for 1 cluster;"),
         (["office-1gbe", "--price", "1 W"], "'1 W' is a power, not a price"),
     ],
-    ids=["workers", "samples", "model", "prices", "price"],
+    ids=["workers", "empty", "end", "samples", "model", "prices", "price"],
 )
 def test_errors(options: list[str], text: str) -> None:
     done = call(*options)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ddlsim import (
+    DPSGD,
     FSDP,
     AllReduce,
     AsyncParameterServer,
@@ -82,7 +83,13 @@ def test_queues_and_asynchronous_workers_say_what_they_leave_out() -> None:
     queued = simulate(strategy=AllReduce("ring", Priority("4 MB", 4)), stack=stack, **CONV)
     assert any("does not delay collectives launched by a queue" in note for note in queued.notes)
     loose = simulate(strategy=AsyncParameterServer(1, "colocated"), stack=stack, **CONV)
-    assert any("step_time and call_time of stack pytorch have no effect" in note for note in loose.notes)
+    (note,) = (each for each in loose.notes if "fixed times" in each)
+    assert note.startswith(
+        "the fixed times of stack pytorch (10 ms per update and 1 ms per collective) are not included"
+    )
+    assert note.endswith("not all workers take each step together; expect longer steps")
+    only = simulate(strategy=DPSGD(), stack=replace(BASE, step_time=STEP), **CONV)
+    assert any("stack pytorch (10 ms per update) are not included, because with D-PSGD" in note for note in only.notes)
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,19 @@ import pytest
 from counting import counted
 
 from ddlsim import (
+    ADPSGD,
     AllReduce,
     AsyncParameterServer,
     ConfigError,
     DdpBuckets,
     Experiment,
+    GossipSGD,
+    Input,
+    LinkFault,
     Lognormal,
     Measured,
     Pareto,
+    Slowdown,
     Training,
     collective_time,
     load_cluster,
@@ -124,6 +129,28 @@ def test_staleness_of_synchronous_runs_is_none() -> None:
     assert sum(s * n for s, n in asynchronous.staleness_histogram.items()) == pytest.approx(
         asynchronous.mean_staleness * len(asynchronous.recorder.staleness)
     )
+
+
+def test_asynchronous_workers_are_measured_for_a_cycle_with_or_without_staleness() -> None:
+    """Updates of GossipSGD have none, but come in bursts all the same; uneven workers are noted, too."""
+    for strategy in (GossipSGD(), ADPSGD()):
+        result = run(experiment(strategy=strategy, model="lenet5", speed=[1.0, 0.2, 0.2, 0.2], steps=6))
+        begin, end = (result.measured_updates[at][0] for at in (0, -1))
+        assert end - begin >= min(np.diff([0.0, *ends])[-1] for ends in result.recorder.step_end if ends) * (1 - 1e-9)
+        assert result.has_own_steps
+        assert any("mostly reflect the fast workers" in note for note in result.notes)
+    assert not run(experiment()).has_own_steps
+
+
+def test_a_plan_names_what_it_leaves_out_of_the_run() -> None:
+    left_out: dict[str, object] = {"jitter": Lognormal(0.1), "slowdowns": [Slowdown([0], 0.0, "1 s", 2.0)]}
+    left_out |= {"waiting for input": Input(prep_seconds="50 ms"), "faults": [LinkFault("h0", "switch", 0.0, "1 s")]}
+    for name, value in left_out.items():
+        field = "input" if "input" in name else name
+        result = run(experiment(**{field: value}))
+        assert result.plan.notes[-1] == f"the plan leaves out of the run: {name}"
+        assert f"note: the plan leaves out of the run: {name}" in str(result.plan)
+    assert not any("leaves out" in note for note in run(experiment()).plan.notes)
 
 
 def test_scaling_is_one_run_per_number() -> None:

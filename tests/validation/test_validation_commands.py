@@ -1,11 +1,14 @@
 """What a user types."""
 
+import inspect
 import json
 from pathlib import Path
 
 import pytest
 
 import ddlsim.cli
+import ddlsim.cli.calibrate
+import ddlsim.cli.run
 from ddlsim.validation.sources import read_sources
 
 TABLE = Path(__file__).with_name("two_ranks.csv")
@@ -231,3 +234,34 @@ def test_contradictions_come_first(call, tmp_path):
     assert code == 0
     assert json.loads(out)["parameters"]
     assert "measurements by tcp contradict" in err
+
+
+SETTINGS = "--strategy fsdp+stage=2|--precision fp8|--stack megatron|--device b200|--optimizer sgd|--no-flash"
+
+
+def test_validate_takes_the_settings_of_run(call, tmp_path):
+    """All options but those that every row of the file gives, and the outputs of a single run."""
+    of_run = inspect.signature(ddlsim.cli.run.run).parameters
+    given = {"cluster_or_file", "batch_size", "workers", "steps", "allow_code", "stability", "bottleneck", "as_json"}
+    outputs = {name for name in of_run if "Path" in str(of_run[name].annotation)} | {"trace_whole"}
+    assert set(of_run) - given - outputs <= set(inspect.signature(ddlsim.cli.calibrate.validate).parameters)
+    rows = "workers,batch_size,tokens_per_s,model\n8,8,60000,llama-3-8b+layers=2\n"
+    (tmp_path / "llama.csv").write_text(rows)
+    known = set()
+    for setting in ["", *SETTINGS.split("|")]:
+        words = setting.split() if "--strategy" in setting else ["--strategy", "fsdp", *setting.split()]
+        code, out, err = call("validate", "llama.csv", "-c", "dgx-h100-pod", "--json", *words)
+        assert code == 0, err
+        (row,) = json.loads(out)["rows"]
+        assert row["measured"] == pytest.approx(60000 / 8192)
+        known.add(row["predicted"])
+    assert len(known) == 1 + len(SETTINGS.split("|"))  # each option has an effect
+
+
+def test_validated_runs_have_the_defaults_of_run(call, tmp_path):
+    (tmp_path / "llama.csv").write_text("workers,batch_size,tokens_per_s,model\n8,8,60000,llama-3-8b+layers=2\n")
+    code, out, _ = call("validate", "llama.csv", "-c", "dgx-h100-pod", "--json", "-s", "fsdp")
+    assert code == 0
+    result = ddlsim.simulate("dgx-h100-pod", "llama-3-8b+layers=2", ddlsim.FSDP(), 8, 8, steps=4, warmup=1)
+    assert result.experiment.precision == "bf16"
+    assert json.loads(out)["rows"][0]["predicted"] == pytest.approx(result.throughput)

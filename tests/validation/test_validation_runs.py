@@ -230,6 +230,23 @@ def test_the_plot_is_drawn(found, tmp_path):
     ]  # fmt: skip
 
 
+def test_rows_without_a_strategy_share_the_batch_of_the_default_one(tmp_path):
+    """As rows that name it do, whether the file has rates or times; rows made by hand have to agree."""
+    named, default = "workers,batch_size,strategy,{}\n4,32,fsdp,{}\n", "workers,batch_size,{}\n4,32,{}\n"
+    for head, cell in (("step_time (ms)", 100), ("throughput (images/s)", 320)):
+        found = [
+            validate(written(tmp_path, text.format(head, cell)), OFFICE, "lenet5", strategy=strategy, explain=0).rows[0]
+            for text, strategy in ((named, None), (default, ddlsim.FSDP()))
+        ]
+        assert found[0].run.step_time == found[1].run.step_time == pytest.approx(0.1 if "ms" in head else 32 / 320)
+        assert found[0].predicted == found[1].predicted
+    run = MeasuredRun(workers=4, batch_size=32, throughput=320.0)
+    with pytest.raises(ConfigError, match="shared_batch = False: the batch_size of FSDP is the total of all workers"):
+        validate([run], OFFICE, "lenet5", strategy=ddlsim.FSDP())
+    with pytest.raises(ConfigError, match="base must not contain training"):
+        validate([run], OFFICE, "lenet5", base=ddlsim.Experiment(OFFICE, training=ddlsim.Training("digits", epochs=1)))
+
+
 # ------------------------------------------------------------ files and conditions
 
 

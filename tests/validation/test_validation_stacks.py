@@ -49,6 +49,7 @@ def test_known_numbers_come_back() -> None:
     low, high = fit.stack.spread
     assert 0.9 < low < 1.0 < high < 1.1
     assert fit.stack.workers == (8, 8)
+    assert fit.stack.fitted_devices == ("h100",)
     assert "fitted to 4 runs" in fit.stack.title
 
 

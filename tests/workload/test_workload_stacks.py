@@ -18,6 +18,7 @@ from ddlsim import (
     OverlapSlowdown,
     Parallel,
     PerKernel,
+    device_names,
     load_device,
     load_model,
     load_stack,
@@ -53,6 +54,27 @@ def test_every_stack_is_complete() -> None:
         assert stack.title
         assert stack.release
         assert stack.sources
+
+
+def test_every_stack_names_the_devices_on_which_it_was_fitted(tmp_path: Path) -> None:
+    for name in stack_names():
+        stack = load_stack(name)
+        stack.save(tmp_path / f"{name}.toml")
+        assert load_stack(tmp_path / f"{name}.toml") == stack
+        assert stack.fitted_devices is not None
+        assert set(stack.fitted_devices) <= set(device_names())
+
+
+@pytest.mark.parametrize("name", ["maxtext", "megatron@25.11", "deepspeed", "pytorch", "torchtitan-compile"])
+def test_runs_note_devices_that_their_stack_was_not_fitted_on(name: str) -> None:
+    experiment = Experiment("office-1gbe", MODEL, FSDP(), 4, 4, stack=name)
+    for device in ("h100", "a100-80g", "b200", "l4", "tpu-v4"):
+        fitted = load_stack(name).fitted_devices or ()
+        where = f"fitted only on {', '.join(fitted)}" if fitted else "not fitted on any device"
+        note = f"stack {name} was {where}: its overheads on {device} are assumptions"
+        assert (note in prepare(experiment.with_(device=device)).notes) == (device not in fitted)
+    unknown = replace(load_stack(name), fitted_devices=None)
+    assert not any("fitted" in note for note in prepare(experiment.with_(stack=unknown, device="l4")).notes)
 
 
 def test_names_are_checked() -> None:
