@@ -276,7 +276,8 @@ def _widget(setup: Setup, settings: str, setting: Setting) -> Any:
     if setting.kind == "flag":
         widget: Any = pn.widgets.Checkbox(label=setting.label, value=bool(setting.default if value is None else value))
     elif setting.kind == "choice":
-        labels = {each or "default": each for each in setting.choices}
+        several = [each for each in setting.choices if each != "default" or "" not in setting.choices]
+        labels = {each or "default": each for each in several}
         widget = pn.widgets.Select(options=labels, value=setting.choices[0] if value is None else value, **more)
     elif setting.kind == "count":
         shown = setting.default if value is None else value

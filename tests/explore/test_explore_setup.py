@@ -14,7 +14,7 @@ from ddlsim.run.metrics import METRICS
 pytest.importorskip("panel")
 
 from ddlsim.explore import explore
-from ddlsim.explore.app import PLACEHOLDER, settings_of
+from ddlsim.explore.app import PLACEHOLDER, _widget, settings_of
 from ddlsim.explore.components import files_of
 from ddlsim.explore.screens.run import described
 from ddlsim.explore.screens.what_if import differences, files
@@ -165,6 +165,16 @@ def test_the_first_choice_of_a_setting_is_what_the_class_does():
     assert found["pipeline"].about == "number of pipeline stages"
     assert found["sequence"].kind == "flag"
     assert "pipedream" in found["order"].choices
+
+
+@pytest.mark.parametrize(("field", "kinds"), [("settings", STRATEGIES), ("compression_settings", COMPRESSORS)])
+def test_what_a_setting_begins_with_is_one_of_its_choices(field, kinds):
+    """Otherwise the browser takes another one, and with it FSDP was refused."""
+    for kind in kinds.values():
+        for setting in settings_of(kind):
+            if setting.kind == "choice":
+                widget = _widget(Setup(), field, setting)
+                assert widget.value in widget.options.values()
 
 
 def test_the_choices_are_all_words_of_a_rule():
