@@ -115,6 +115,17 @@ def test_the_numbers_of_a_life_are_shown_and_compared():
     assert f"{b.energy / a.energy:,.4g} times" in rows["energy of the run"]
 
 
+@pytest.mark.parametrize(("machine", "fits"), [("dgx-h100-pod", True), ("dgx-a100-pod+device=a100-40g", False)])
+def test_the_first_lines_are_those_of_the_summary(machine, fits):
+    result = ddlsim.simulate(Setup(cluster=machine, model="llama-3.1-8b", strategy="fsdp", workers=8).experiment())
+    assert result.fits == fits
+    page, said = described(result), dict(line.split(maxsplit=1) for line in str(result).splitlines() if line[0] != " ")
+    rows = dict(re.findall(r"<tr><td>([^<]*)</td><td>(.*?)</td></tr>", page))
+    assert set(rows) == ({"throughput", "memory"} if fits else {"if it fit"}) | {"software", "published"}
+    assert rows["software"] == said["software"]
+    assert fits or page.count(result.warnings[0][:30]) == 1
+
+
 def test_settings_are_written_as_in_files():
     setup = Setup(strategy="hybrid", settings={"groups": '{ type = "distribution" }'})
     with pytest.raises(ddlsim.ConfigError, match=r"hybrid\.groups: key 'data' is missing"):

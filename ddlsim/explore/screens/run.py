@@ -34,7 +34,7 @@ from ddlsim.readable import percent, seconds, size
 from ddlsim.report.cluster_plot import cluster_plot
 from ddlsim.report.drawing import time_styles
 from ddlsim.report.gantt import bars_of, styles_of, tracks, window
-from ddlsim.report.summary import busiest_links
+from ddlsim.report.summary import busiest_links, summary_rows
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.metrics import METRICS, record
 from ddlsim.run.result import Result
@@ -44,6 +44,8 @@ TITLE = "Run"
 #: metrics that are highlighted, if known
 HEADLINES: tuple[str, ...] = ("throughput", "step_time", "speedup", "efficiency", "goodput", "availability")
 HEADLINES += ("cost_per_sample", "energy_per_sample")
+#: lines of the summary that are shown below them
+SUMMARY = ("throughput", "if it fit", "memory", "software", "published")
 #: message while the first simulation compiles code
 FIRST = "simulating (the first run after an installation compiles for half a minute)"
 N_LINKS = 12
@@ -106,9 +108,11 @@ def described(result: Result) -> str:
     numbers = [(metric.heading, metric.write(value)) for metric, value in known if value is not None]
     styles = {kind: (colour, label) for kind, (colour, _, label) in time_styles(result.shares).items()}
     what = f"{result.n_workers} workers on {result.cluster.name}: {result.experiment.strategy.label}"
+    first = SUMMARY if result.fits else set(SUMMARY) - {"memory"}  # which is a warning below
+    summary = table((), [row for row in summary_rows(result, simulate=False) if row[0] in first], numbers=2)
     shares = f"<h3>Breakdown of a step</h3>{stacked(result.shares, styles, percent)}"
     remarks = lines(result.warnings, "warning") + lines(result.notes, "note")
-    return f"<h2>{plain(what)}</h2>{tiles(numbers)}{shares}{remarks}"
+    return f"<h2>{plain(what)}</h2>{tiles(numbers)}{summary}{shares}{remarks}"
 
 
 def _links(result: Result) -> pn.Column:
