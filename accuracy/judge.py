@@ -496,7 +496,7 @@ def _fms(row: Row) -> tuple[float, float | None]:
         shard=8 if inside and gpus > 8 else None,
     )  # fmt: skip
     cluster, device = _cloud(row, gpus)
-    if speed := row.get("nic_gbit_per_s"):
+    if (speed := row.get("nic_gbit_per_s", "")) != "":
         if not isinstance(speed, int | float) or not 0 < speed < 1e6:
             raise UnsupportedError(f"nic_gbit_per_s = {shown(speed)}: must be a positive number")
         cluster += f"+n_nics=8+bandwidth={speed / 8} Gbit/s"
@@ -522,7 +522,8 @@ POLICIES = {
 def _maxtext(row: Row) -> tuple[float, float | None]:
     """MaxText: FSDP inside a slice of TPUs, data parallelism between slices over the data-centre network."""
     _check(row)
-    chips, given, tensor = _count(row, "chips_per_slice"), _size(row, "slices"), _size(row, "tensor")
+    chips, tensor = _count(row, "chips_per_slice"), _size(row, "tensor")
+    given = 1 if row.get("slices", "") == "" else _count(row, "slices")
     device, local_batch, slices = _device(row), _count(row, "local_batch"), min(given, MOST_SLICES)
     if not device.startswith("tpu"):
         raise UnsupportedError(f"system = {shown(row['system'])}: no slices of {device}; must be a TPU")
@@ -597,12 +598,12 @@ def _large(row: Row) -> tuple[float, float | None]:
     interleave = _size(row, "interleave")
     micro_batch, batch, data = _count(row, "micro"), _count(row, "batch"), _replicas(row, tensor * pipeline)
     framework = _plain(row.get("framework", ""))
-    if not framework.startswith(FRAMEWORKS):
-        row.notes.append(f"framework = {shown(row.get('framework', ''))}: simulated as Megatron")
     device, recompute, options = _device(row, "machine"), _word(row, "recompute", LAYOUT_RECOMPUTE), {}
-    if device.startswith("a100"):
+    deepspeed, is_a100 = "deepspeed" in framework, device.startswith("a100")
+    if not framework.startswith(FRAMEWORKS) or (deepspeed and not is_a100):
+        row.notes.append(f"framework = {shown(row.get('framework', ''))}: simulated as Megatron")
+    if is_a100:
         # its runs of this size, MT-NLG and BLOOM, are in bf16 (arXiv:2201.11990, section 2.3; arXiv:2211.05100, 3.4.3)
-        deepspeed = framework.endswith("deepspeed")
         cluster, stack = f"selene+n_leaves={8 * -(-gpus // 160)}", "megatron-2021" + "@deepspeed-bf16" * deepspeed
         options = {"precision": "bf16" if deepspeed else "fp16"} | _on_cluster("selene", device)
         strategy = Parallel(

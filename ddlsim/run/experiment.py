@@ -411,7 +411,7 @@ class Job:
         workers = self.experiment.workers
         if self.experiment.background:
             raise ConfigError(
-                "Job: the experiment already has co-located jobs; list all jobs instead, and leave background out"
+                "Job: background of an experiment is its other jobs and traffic; list these next to the job instead"
             )
         if isinstance(workers, Sequence) and self.placement != "packed":
             raise ConfigError(

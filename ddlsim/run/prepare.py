@@ -39,7 +39,7 @@ from ddlsim.strategies import Strategy, contract
 from ddlsim.strategies.split_rules import MESH, changes_text, state_of
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline, Workload, make_workload
 from ddlsim.workload.convolutions import has_convolutions
-from ddlsim.workload.devices import Device, DeviceLike, load_device
+from ddlsim.workload.devices import Device, DeviceLike, load_device, of_same_chip
 from ddlsim.workload.input import Copies
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.memory import Fullest, check_memory, held_nbytes, stage_memory
@@ -536,7 +536,7 @@ def _without_effect(experiment: Experiment, workload: Workload) -> Iterator[str]
         yield f"stack has no effect on the simulated times: {workload.basis}"
     elif experiment.stack is not None and not workload.by_kernel and not workload.summed and not workload.known:
         yield f"of the stack, launches and fixed times count, not the rates of kernels or the memory: {workload.basis}"
-    if kernels and device and fitted is not None and device.name not in fitted:
+    if kernels and device and fitted is not None and not of_same_chip(device, fitted):
         known = f"fitted only on {', '.join(fitted)}" if fitted else "not fitted on any device"
         yield f"stack {stack.name} was {known}: its overheads on {device.name} are assumptions"
     if kernels and device and experiment.flash is None and stack.attention and not workload.flash:

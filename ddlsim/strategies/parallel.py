@@ -56,6 +56,7 @@ from ddlsim.workload.tensor_parallel import Shard, tensor_parallel
 MOST_TASKS = 1_000_000
 #: maximum number of tasks of all ranks in a plan
 MOST_WRITTEN = 4_000_000
+Recomputation = Literal["none", "selective", "dots-saveable", "operators", "full", "early-stop", "stage"]
 BUCKETS: dict[str, Callable[[Workload], Sequence[Bucket]]] = {
     "none": one_bucket,
     "layer": per_layer,
@@ -124,7 +125,7 @@ class Parallel(WithFabric):
     cut: Literal["balanced", "layers"] = "balanced"
     sequence: bool = False
     tp_comm_overlap: bool = False
-    recompute: Literal["none", "selective", "dots-saveable", "operators", "full", "early-stop", "stage"] = "none"
+    recompute: Recomputation = "none"
     sharded: bool | Literal["full"] = False
     p2p: Literal["overlapped", "exchange", "in turns", "in step"] = "overlapped"
     overlap: Literal["none", "layer", "ddp", "megatron"] = "ddp"

@@ -17,7 +17,7 @@ from ddlsim.plan import between_blocks
 from ddlsim.plan.pipeline_orders import ORDERS
 from ddlsim.runtime.fabric import AllReduceAlgorithm, Fabric, algorithm_name
 from ddlsim.strategies.fsdp import FSDP
-from ddlsim.strategies.parallel import Parallel
+from ddlsim.strategies.parallel import Parallel, Recomputation
 from ddlsim.strategies.split_rules import divisors
 from ddlsim.workload.model import Model
 from ddlsim.workload.roles import blocks, can_split
@@ -69,7 +69,7 @@ class Splits:
     micro_batch: Sequence[Count] = (1, 2, 4)
     order: Sequence[Annotated[str, one_of(*ORDERS)]] = ("1f1b",)
     interleave: Sequence[Count] | None = None
-    recompute: Sequence[Literal["none", "selective", "full", "stage"]] | None = None
+    recompute: Sequence[Recomputation] | None = None
     sequence: Sequence[bool] = (True,)
     stage: Sequence[Annotated[int, integer(0, 3)]] = (1,)
     shard: Sequence[Count] | None = None

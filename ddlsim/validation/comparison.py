@@ -442,6 +442,9 @@ def validate(
     base = base or Experiment(used)
     if base.training is not None:
         raise ConfigError("validate: base must not contain training settings; leave training out")
+    if base.accumulation != 1:
+        why = "because each run has its own; set it in the runs' column accumulation"
+        raise ConfigError(f"validate: base.accumulation = {base.accumulation} has no effect, {why}")
     base = base if strategy is None else base.with_(strategy=strategy)
     measured = read_runs(runs, strategy=base.strategy) if isinstance(runs, str | Path) else list(runs)
     if not measured:

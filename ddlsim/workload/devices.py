@@ -5,7 +5,7 @@ The numbers and their sources are in ``devices.toml`` in this folder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -194,6 +194,18 @@ class Device:
 
 
 DeviceLike = Annotated[str | Path | Device, "a name such as 'v100', a device file or a Device object"]
+
+
+def of_same_chip(device: Device, names: Sequence[str]) -> bool:
+    """Whether one of the named devices is this one, or one of the catalogue with the same chip: as many units that
+    compute matrix products, and a peak that differs by less than half (H100 and H200, B200 and GB300)."""
+    for name in names:
+        other = device if name == device.name else load_device(name) if name in device_names() else None
+        if other is not None and other.kernels and device.kernels and other.kernels.units == device.kernels.units:
+            peaks = [each.peak_flops["bf16"] for each in (device, other) if "bf16" in each.peak_flops]
+            if max(peaks, default=0.0) < 1.5 * min(peaks, default=1.0):
+                return True
+    return False
 
 
 @checked

@@ -151,6 +151,8 @@ def test_other_spellings(tmp_path: Path, text: str, old: str, new: str) -> None:
         (TORCHTITAN, "selective,1", "selective,maybe", "compile = 'maybe': must be 0 or 1"),
         (FMS, "fsdp", "ddp", "sharding = 'ddp': not known"),
         (FMS, "400", "-400", "nic_gbit_per_s = -400: must be a positive number"),
+        (FMS, "400", "0", "nic_gbit_per_s = 0: must be a positive number"),
+        (MAXTEXT, "tpu-v4,1", "tpu-v4,0", "slices = 0: must be a positive integer"),
         (MAXTEXT, "full", "some", "recompute = 'some': not known"),
         (MAXTEXT, "tpu-v4", "h100", "no slices of h100; must be a TPU"),
         (LARGE, ", 2.66", "", "has 11 values; the columns are case, model"),
@@ -167,6 +169,7 @@ def test_notes(tmp_path: Path) -> None:
     """What is simulated differently from what the row says is noted."""
     for text, old, new, note in (
         (LARGE, "megatron,", "other,", "framework = 'other': simulated as Megatron"),
+        (LARGE, "megatron,", "deepspeed,", "framework = 'deepspeed': simulated as Megatron"),
         (TORCHTITAN, ",8,2,16,8192,8,1,", ",16,2,16,8192,4,2,", "weights sharded over 8 ranks, not 4"),
         (BRIDGE, "128,1,8192", "128,1,131072", "memory does not suffice: "),
         (BRIDGE, "fp8-cs", "fp8-blockwise", "precision = 'fp8-blockwise': simulated as fp8"),
@@ -177,6 +180,18 @@ def test_notes(tmp_path: Path) -> None:
         judged = _judged(tmp_path, text, old, new)
         assert judged.predicted is not None
         assert any(note in each for each in judged.notes)
+
+
+def test_releases_of_deepspeed(tmp_path: Path) -> None:
+    """On A100, any name that contains DeepSpeed is Megatron-DeepSpeed in bf16."""
+    text = LARGE.replace("h100", "a100")
+    megatron, *others = (
+        _judged(tmp_path, text, "megatron,", f"{name},")
+        for name in ("megatron", "deepspeed", "Megatron-DeepSpeed", "deepspeed-0.9")
+    )
+    assert len({each.predicted for each in others}) == 1
+    assert others[0].predicted != megatron.predicted
+    assert not any("framework" in note for each in others for note in each.notes)
 
 
 def test_sharding_inside_a_slice(tmp_path: Path) -> None:

@@ -485,7 +485,8 @@ ERRORS = {
         lambda: Job(SMALL.with_(workers=[0, 1]), placement="spread"), "has no effect with workers = [0, 1]"
     ),
     "nested": (
-        lambda: Job(SMALL.with_(background=Background("h0", "h1"))), "Job: the experiment already has co-located jobs"
+        lambda: Job(SMALL.with_(background=Background("h0", "h1"))),
+        "Job: background of an experiment is its other jobs and traffic",
     ),
     "a life": (
         lambda: ddlsim.simulate_jobs([Job(SMALL.with_(workers=2, failures=ddlsim.Failures("1 h")))]),

@@ -4,6 +4,7 @@ import gc
 import itertools
 import sys
 import weakref
+from collections import Counter
 
 import networkx as nx
 import numpy as np
@@ -217,6 +218,14 @@ def test_what_is_tried():
     assert {each["sequence"] for each in sizes if each["tensor"] == 1} == {False}
     assert len({tuple(each.items()) for each in sizes}) == len(sizes)
     assert set(invalid) == {"the batch size is not a multiple of data x micro_batch"}
+
+
+def test_every_recomputation_of_the_strategies_is_tried():
+    ways = ("none", "selective", "dots-saveable", "operators", "full", "early-stop")
+    splits = Splits(tensor=(1, 2), pipeline=(1,), micro_batch=(2,), recompute=ways, stage=(1, 3))
+    tried = list(splits.layouts(load_cluster("dgx-h100-pod"), load_model("gpt2"), 16, 64, Counter()))
+    for kind in (FSDP, Parallel):
+        assert {way.recompute for way in tried if isinstance(way, kind)} == set(ways)
 
 
 def test_stages_cuts_and_sends_are_tried_too():

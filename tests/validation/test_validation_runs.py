@@ -245,6 +245,8 @@ def test_rows_without_a_strategy_share_the_batch_of_the_default_one(tmp_path):
         validate([run], OFFICE, "lenet5", strategy=ddlsim.FSDP())
     with pytest.raises(ConfigError, match="base must not contain training"):
         validate([run], OFFICE, "lenet5", base=ddlsim.Experiment(OFFICE, training=ddlsim.Training("digits", epochs=1)))
+    with pytest.raises(ConfigError, match=r"accumulation = 4 has no effect.*column accumulation"):
+        validate([run], OFFICE, "lenet5", base=ddlsim.Experiment(OFFICE, accumulation=4))
 
 
 # ------------------------------------------------------------ files and conditions

@@ -73,6 +73,11 @@ def test_runs_note_devices_that_their_stack_was_not_fitted_on(name: str) -> None
         where = f"fitted only on {', '.join(fitted)}" if fitted else "not fitted on any device"
         note = f"stack {name} was {where}: its overheads on {device} are assumptions"
         assert (note in prepare(experiment.with_(device=device)).notes) == (device not in fitted)
+    alike = {"h200": "h100", "h800": "h100", "h100-pcie": "h100", "gb300": "b200", "a100-40g": "a100-80g"}
+    for device, fitted in (*alike.items(), ("tpu-v5p", "tpu-v4"), ("h100", "a100-80g"), ("h100", "b200")):
+        there = replace(load_stack(name), fitted_devices=(fitted,))
+        found = prepare(experiment.with_(stack=there, device=device)).notes
+        assert any("was fitted only on" in note for note in found) == (device not in alike)
     unknown = replace(load_stack(name), fitted_devices=None)
     assert not any("fitted" in note for note in prepare(experiment.with_(stack=unknown, device="l4")).notes)
 
