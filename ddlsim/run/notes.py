@@ -245,7 +245,7 @@ def level_notes(strategy: Strategy, cluster: Cluster, nodes: Sequence[int]) -> I
 
 def uneven_notes(strategy: Strategy, recorder: Recorder) -> Iterator[str]:
     """Note if a few asynchronous workers contribute most of the throughput."""
-    is_asynchronous = contract.of(strategy).is_asynchronous or recorder.staleness
+    is_asynchronous = recorder.staleness or contract.of(strategy).is_asynchronous
     steps = [len(ends) for ends in recorder.step_end]
     least, most = min(steps), max(steps)
     if is_asynchronous and most >= 2 * least and most - least >= 3:

@@ -195,7 +195,7 @@ class SoftSync(WithServers):
 
     def updates(self, steps: int, n_workers: int) -> int:
         """Return the number of updates in `steps` steps of every worker: one per c gradients."""
-        return math.ceil(steps * n_workers / self._count(n_workers))
+        return math.ceil(steps * n_workers / max(n_workers // self.n, 1))
 
     def start(self, context: RunContext) -> None:
         """Start all workers."""

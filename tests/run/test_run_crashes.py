@@ -20,6 +20,7 @@ FREE = {
     "stale": ddlsim.StaleSynchronous(3),
     "k-async": ddlsim.KAsync(2),
     "soft": ddlsim.SoftSync(1),
+    "softer": ddlsim.SoftSync(3),
     "elastic": ddlsim.ElasticAveraging(0.1, 4, False),
     "buffered": ddlsim.FedBuff(2, 3),
     "pairs": ddlsim.ADPSGD(),
