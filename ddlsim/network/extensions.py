@@ -12,15 +12,15 @@ import functools
 from typing import Any
 
 from ddlsim import compiler
-from ddlsim.compiler import addressed, deferred
+from ddlsim.compiler import addressed
 from ddlsim.network import kernel
 from ddlsim.network.changes import apply_next
+from ddlsim.network.intrinsics import attach_at, view_at
 from ddlsim.network.queues import enter, serve, settle
 from ddlsim.network.rounds import observe, replay, watch
 from ddlsim.network.state import ENTER, REPLAY, SERVE, START, WATCH, Counts
 from ddlsim.network.transport import follows, has_to_wait, next_in_line, start_shaped
 
-view = deferred("ddlsim.network.view")
 #: extensions of the kernel; ``Net.counts`` contains their addresses
 EXTENSIONS = ("work_queues", "shape", "change", "replay_rounds")
 
@@ -28,7 +28,7 @@ EXTENSIONS = ("work_queues", "shape", "change", "replay_rounds")
 @addressed
 def work_queues(table: int, what: int, slot: int, limit: float) -> Any:
     """Depending on `what`, advance the queues to `limit`, settle this instant, or enter the message in `slot`."""
-    net = view.view_at(table)
+    net = view_at(table)
     if what == SERVE:
         serve(net, limit)
     elif what == ENTER:
@@ -41,7 +41,7 @@ def work_queues(table: int, what: int, slot: int, limit: float) -> Any:
 @addressed
 def shape(table: int, what: int, slot: int, limit: float) -> Any:
     """Start the message in `slot`, or the next one on its connection; return 1 if it has arrived, else 0."""
-    net = view.attach_at(table)
+    net = attach_at(table)
     if what == START:
         if net.transported == 1 and has_to_wait(net, slot):
             return 0
@@ -55,14 +55,14 @@ def shape(table: int, what: int, slot: int, limit: float) -> Any:
 @addressed
 def change(table: int, what: int, slot: int, limit: float) -> Any:
     """Apply the next change."""
-    apply_next(view.attach_at(table))
+    apply_next(attach_at(table))
     return 0
 
 
 @addressed
 def replay_rounds(table: int, what: int, slot: int, limit: float) -> Any:
     """Depending on `what`, repeat the last round up to `limit`, start watching a round, or observe an instant."""
-    net = view.attach_at(table)
+    net = attach_at(table)
     if what == REPLAY:
         replay(net, limit)
     elif what == WATCH:

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddlsim.compiler import deferred, inlined
+from ddlsim.compiler import inlined
 from ddlsim.network.calendar import heap_remove
+from ddlsim.network.intrinsics import call_extension
 from ddlsim.network.state import ENTER, FLOWING, LAST, View
-
-view = deferred("ddlsim.network.view")
 
 
 @inlined
@@ -137,7 +136,7 @@ def add_flow(net: View, slot):  # type: ignore[no-untyped-def]
 def begin(net: View, slot):  # type: ignore[no-untyped-def]
     """Start a message's transfer."""
     if net.is_fifo == 1:
-        view.call_extension(net.work_queues_code, net, ENTER, slot, 0.0)
+        call_extension(net.work_queues_code, net, ENTER, slot, 0.0)
     else:
         add_flow(net, slot)
 

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ddlsim.compiler import addressed, deferred, inlined
+from ddlsim.compiler import addressed, inlined
 from ddlsim.network.calendar import next_timer, pop_timer
 from ddlsim.network.flows import begin
+from ddlsim.network.intrinsics import attach, call_extension
 from ddlsim.network.maxmin import end_flows, next_end, solve
 from ddlsim.network.queues import list_ended, marks_suffice, next_event
 from ddlsim.network.ranks import collect, deliver, finished, issue, make_ready, run_ready
@@ -42,7 +43,6 @@ from ddlsim.network.state import (
     View,
 )
 
-view = deferred("ddlsim.network.view")
 # messages are listed by their numbers, without comparisons, if the range of numbers is at most DENSE times as long
 DENSE = 16
 
@@ -75,7 +75,7 @@ def ring(net: View, slot):  # type: ignore[no-untyped-def]
         finished(net, slot)
     elif net.shaped == 0:
         begin(net, slot)
-    elif view.call_extension(net.shape_code, net, START, slot, 0.0) == 1:  # it has arrived at once
+    elif call_extension(net.shape_code, net, START, slot, 0.0) == 1:  # it has arrived at once
         finished(net, slot)
 
 
@@ -163,12 +163,12 @@ def handle_instant(net: View, now):  # type: ignore[no-untyped-def]
     limit = now + now * SAME_INSTANT
     n_ended = end_flows(net, limit)
     if net.is_fifo == 1:
-        view.call_extension(net.work_queues_code, net, SERVE, 0, limit)
+        call_extension(net.work_queues_code, net, SERVE, 0, limit)
         n_ended = list_ended(net, n_ended)
     sort_ended(net, n_ended)
     for i in range(n_ended):
         if net.transported == 1:
-            view.call_extension(net.shape_code, net, NEXT_IN_LINE, net.scratch[i], 0.0)
+            call_extension(net.shape_code, net, NEXT_IN_LINE, net.scratch[i], 0.0)
         finished(net, net.scratch[i])
     sort_ready(net)
     run_ready(net)
@@ -180,7 +180,7 @@ def handle_instant(net: View, now):  # type: ignore[no-untyped-def]
         sort_ready(net)
         run_ready(net)
     if net.is_fifo == 1:
-        view.call_extension(net.work_queues_code, net, SETTLE, 0, 0.0)
+        call_extension(net.work_queues_code, net, SETTLE, 0, 0.0)
     solve(net)
 
 
@@ -208,7 +208,7 @@ def run(net: View, until):  # type: ignore[no-untyped-def]
         limit = min(until, change)
         barrier = at_barrier(net)
         if barrier:
-            view.call_extension(net.replay_rounds_code, net, REPLAY, 0, limit)
+            call_extension(net.replay_rounds_code, net, REPLAY, 0, limit)
             if log_is_full(net):
                 return FULL
         now = min(next_end(net), next_timer(net))
@@ -218,16 +218,16 @@ def run(net: View, until):  # type: ignore[no-untyped-def]
             if change > until or change == np.inf:
                 return IDLE
             interrupt(net, change)
-            view.call_extension(net.change_code, net, 0, 0, 0.0)
+            call_extension(net.change_code, net, 0, 0, 0.0)
             if net.is_fifo == 1:
-                view.call_extension(net.work_queues_code, net, SETTLE, 0, 0.0)
+                call_extension(net.work_queues_code, net, SETTLE, 0, 0.0)
             solve(net)
             continue
         if barrier:
-            view.call_extension(net.replay_rounds_code, net, WATCH, 0, 0.0)
+            call_extension(net.replay_rounds_code, net, WATCH, 0, 0.0)
         handle_instant(net, now)
         if net.n_moments > 0:
-            view.call_extension(net.replay_rounds_code, net, OBSERVE, 0, 0.0)
+            call_extension(net.replay_rounds_code, net, OBSERVE, 0, 0.0)
 
 
 @addressed
@@ -237,13 +237,13 @@ def advance(table: Ints, until: float) -> Any:
     Returns IDLE (no more events up to `until`), VISIBLE (completions are in `out`), FOREIGN (completions of other
     clients are in `foreign`) or FULL (slots or busy log must be enlarged before the next instant can be handled).
     """
-    return run(view.attach(table), until)
+    return run(attach(table), until)
 
 
 @addressed
 def join(table: Ints, instances, ranks, now):  # type: ignore[no-untyped-def]
     """Let rank ``ranks[i]`` enter collective ``instances[i]`` at time `now`, for all i in order."""
-    net = view.attach(table)
+    net = attach(table)
     interrupt(net, now)
     for i in range(instances.size):
         program = net.programs[net.instances[instances[i]].program]
@@ -255,7 +255,7 @@ def join(table: Ints, instances, ranks, now):  # type: ignore[no-untyped-def]
 @addressed
 def send_one(table: Ints, handle, source, target, route, nbytes, now):  # type: ignore[no-untyped-def]
     """Issue a message outside collectives at time `now`; its delivery is reported as -1 - handle."""
-    net = view.attach(table)
+    net = attach(table)
     interrupt(net, now)
     net.live_single += 1
     net.live_sends += 1

@@ -18,14 +18,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddlsim.compiler import deferred, entry, inlined
+from ddlsim.compiler import entry, inlined
 from ddlsim.network.calendar import earliest, insert_woken, paused, pop, push
 from ddlsim.network.devices import begin_work, change, next_event, slowed, stood_still
+from ddlsim.network.intrinsics import attach, call_advance
 from ddlsim.network.state import FOREIGN, IDLE, LOCAL, Floats, Ints, Records, record
 from ddlsim.network.state import FULL as NETWORK_FULL
 from ddlsim.network.tasks import ADVANCE, N_ELSEWHERE, N_SENDS, N_TAKEN, column, send, sort
-
-view = deferred("ddlsim.network.view")
 
 # Kinds of operations. "Logged" operations write a row of the log.
 WORK = 0  # takes its duration times the factor
@@ -901,7 +900,7 @@ def run_actors(  # type: ignore[no-untyped-def]
     )  # fmt: skip
     counts, reals, ops, actors = t.counts, t.reals, t.ops, t.actors
     devices, calendar, sends, log = t.devices, t.calendar, t.sends, t.log
-    net = view.attach(table)
+    net = attach(table)
     insert_woken(counts, calendar)
     if counts[ENDING] == 1:
         counts[ENDING] = 0
@@ -933,7 +932,7 @@ def run_actors(  # type: ignore[no-untyped-def]
                 if devices.size > 0 and n > 0:
                     continue  # sending may have rescheduled the next event
             if after > reals[QUIET]:
-                status = view.call_advance(counts[ADVANCE], table, min(after, limit))
+                status = call_advance(counts[ADVANCE], table, min(after, limit))
                 if status == NETWORK_FULL:
                     return FULL
                 if status == FOREIGN:

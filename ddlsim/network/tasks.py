@@ -14,14 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddlsim.compiler import deferred, entry, inlined
+from ddlsim.compiler import entry, inlined
 from ddlsim.network.calendar import earliest, insert_woken, pop, push
 from ddlsim.network.devices import begin_work, change, next_event
 from ddlsim.network.flows import two_sum
+from ddlsim.network.intrinsics import attach, call_advance, call_join, call_send, column
 from ddlsim.network.state import FOREIGN, IDLE, LOCAL, Floats, Ints, Records, record
 from ddlsim.network.state import FULL as NETWORK_FULL
-
-view, column = deferred("ddlsim.network.view"), deferred("ddlsim.network.view", "column")
 
 # Kinds of tasks
 WORK, SEND, RECEIVE, JOIN, QUEUED = range(5)
@@ -137,7 +136,7 @@ def send(t, table, clock, message, now):  # type: ignore[no-untyped-def]
     clock[1], clock[2] = two_sum(clock[1], clock[2], t.messages[message].nbytes)
     handle = t.counts[FIRST_HANDLE] + t.counts[N_SENT] * t.messages.size + message
     t.counts[N_SENT] += 1
-    view.call_send(
+    call_send(
         t.counts[SENDER], table, handle, t.messages[message].source, t.messages[message].target,
         t.messages[message].route, t.messages[message].nbytes, now,
     )  # fmt: skip
@@ -331,7 +330,7 @@ def execute(  # type: ignore[no-untyped-def]
         column(contention), column(changes), pauses,
     )  # fmt: skip
     counts, clock, ended, calendar = t.counts, t.now, t.ended, t.calendar
-    net = view.attach(table)
+    net = attach(table)
     insert_woken(counts, calendar)
     while True:
         while True:
@@ -371,7 +370,7 @@ def execute(  # type: ignore[no-untyped-def]
                 counts[WHOLE] = 0
                 counts[ANY_LARGE] = 0
                 counts[N_JOINS] = 0
-                view.call_join(counts[JOINING], table, join_instances[:n], join_ranks[:n], now)
+                call_join(counts[JOINING], table, join_instances[:n], join_ranks[:n], now)
             n = counts[N_SENDS]
             if counts[N_FLYING] + n > counts[RESERVED]:
                 return FULL
@@ -379,7 +378,7 @@ def execute(  # type: ignore[no-untyped-def]
             counts[N_FLYING] += n
             for i in range(n):
                 send(t, table, clock, t.sends[i], now)
-        status = view.call_advance(counts[ADVANCE], table, min(after, limit))
+        status = call_advance(counts[ADVANCE], table, min(after, limit))
         if status == NETWORK_FULL:
             return FULL
         if status == FOREIGN:
