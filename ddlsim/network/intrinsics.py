@@ -1,7 +1,7 @@
 """Functions built from numba's extension points, for compiled code; numba is imported only to compile.
 
-They are named one by one: as attributes of one deferred module, numba resolves them at each use, and compiling the kernel
-takes 15 % longer.
+They are named one by one: numba resolves attributes of a deferred module at each use, and compiling the kernel takes 15
+% longer.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ import numpy as np
 from ddlsim.compiler import entry, inlined
 from ddlsim.network.calendar import earliest, insert_woken, paused, pop, push
 from ddlsim.network.devices import begin_work, change, next_event, slowed, stood_still
-from ddlsim.network.intrinsics import attach, call_advance
+from ddlsim.network.intrinsics import attach, call_advance, column
 from ddlsim.network.state import FOREIGN, IDLE, LOCAL, Floats, Ints, Records, record
 from ddlsim.network.state import FULL as NETWORK_FULL
-from ddlsim.network.tasks import ADVANCE, N_ELSEWHERE, N_SENDS, N_TAKEN, column, send, sort
+from ddlsim.network.tasks import ADVANCE, N_ELSEWHERE, N_SENDS, N_TAKEN, send, sort
 
 # Kinds of operations. "Logged" operations write a row of the log.
 WORK = 0  # takes its duration times the factor
