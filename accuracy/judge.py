@@ -512,7 +512,7 @@ MOST_SLICES = 16
 SIZES = {
     "layers": "layers", "dim": "width", "hidden": "mlp", "heads": "heads", "head_size": "head_size", "seq": "sequence",
 }  # fmt: skip
-#: MaxText's remat_policy; products: what attention computes between its products with weights is recomputed
+#: MaxText's remat_policy -> recompute; "minimal" keeps the outputs of all products with weights
 POLICIES = {
     "full": "full", "none": "none", "": "full", "all but products": "dots-saveable", "selective": "selective",
     "minimal": "dots-saveable", "minimal_flash": "selective", "save_dot_with_context_except_mlp": "selective",

@@ -396,6 +396,16 @@ class Validation:
         return lines
 
 
+#: fields of a base that have no effect -> why, and what to do
+UNUSED = {
+    name: f"each run has its own; set it in the runs' column {name}"
+    for name in ("workers", "batch_size", "accumulation")
+}
+UNUSED |= dict.fromkeys(("steps", "warmup"), "the number of simulated steps is fixed; leave it out")
+_UNDISTURBED = "the throughput without failures is compared; leave it out"
+UNUSED |= dict.fromkeys(("failures", "checkpoints", "elastic"), _UNDISTURBED)
+
+
 @checked
 def validate(
     runs: str | Path | Sequence[MeasuredRun],
@@ -422,7 +432,8 @@ def validate(
                  settings that a row leaves empty
     base         experiment with all other settings: stack, device, optimizer, ..., and the precision of rows that do
                  not specify one. By default, step times of a calibrated cluster are in fp32, and other runs have the
-                 precision of :func:`ddlsim.simulate`
+                 precision of :func:`ddlsim.simulate`. Its cluster and model are not used, and it must not set training,
+                 workers, batch_size, accumulation, steps, warmup, failures, checkpoints or elastic
     calibration  calibration of the cluster, if the cluster file contains none
     explain      maximum number of runs for which further simulations search for likely causes of the error. The runs
                  with the largest errors are selected, if these exceed 3 %
@@ -442,9 +453,9 @@ def validate(
     base = base or Experiment(used)
     if base.training is not None:
         raise ConfigError("validate: base must not contain training settings; leave training out")
-    if base.accumulation != 1:
-        why = "because each run has its own; set it in the runs' column accumulation"
-        raise ConfigError(f"validate: base.accumulation = {base.accumulation} has no effect, {why}")
+    for name, remedy in UNUSED.items():
+        if getattr(base, name) != getattr(Experiment(used), name):
+            raise ConfigError(f"validate: base.{name} = {shown(getattr(base, name))} has no effect, because {remedy}")
     base = base if strategy is None else base.with_(strategy=strategy)
     measured = read_runs(runs, strategy=base.strategy) if isinstance(runs, str | Path) else list(runs)
     if not measured:

@@ -245,8 +245,20 @@ def test_rows_without_a_strategy_share_the_batch_of_the_default_one(tmp_path):
         validate([run], OFFICE, "lenet5", strategy=ddlsim.FSDP())
     with pytest.raises(ConfigError, match="base must not contain training"):
         validate([run], OFFICE, "lenet5", base=ddlsim.Experiment(OFFICE, training=ddlsim.Training("digits", epochs=1)))
-    with pytest.raises(ConfigError, match=r"accumulation = 4 has no effect.*column accumulation"):
-        validate([run], OFFICE, "lenet5", base=ddlsim.Experiment(OFFICE, accumulation=4))
+
+
+@pytest.mark.parametrize(("name", "value", "remedy"), [
+    ("accumulation", 4, "set it in the runs' column accumulation"),
+    ("workers", 2, "set it in the runs' column workers"),
+    ("batch_size", 64, "set it in the runs' column batch_size"),
+    ("steps", 50, "the number of simulated steps is fixed; leave it out"),
+    ("warmup", 0, "the number of simulated steps is fixed; leave it out"),
+    ("failures", ddlsim.Failures("5000 h"), "the throughput without failures is compared; leave it out"),
+])  # fmt: skip
+def test_fields_of_a_base_without_effect_are_refused(name, value, remedy):
+    run = MeasuredRun(workers=4, batch_size=32, throughput=320.0)
+    with pytest.raises(ConfigError, match=rf"validate: base.{name} = .* has no effect, because .*{remedy}"):
+        validate([run], OFFICE, "lenet5", base=ddlsim.Experiment(OFFICE, **{name: value}))
 
 
 # ------------------------------------------------------------ files and conditions
