@@ -18,7 +18,6 @@ from typing import Annotated, Any, TypeVar, cast
 
 import numpy as np
 
-from ddlsim import readable
 from ddlsim.arguments import Count, checked, quantity, takes_fields_of
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.cluster import ClusterLike, Floats
@@ -201,16 +200,11 @@ class ActiveRun:
                 f"overlap_slowdown has no effect with {experiment.strategy.label}, whose workers are "
                 "processes that compute at full speed while they communicate"
             )
-        workload = context.workers[0].workload
-        if (workload.host_time or workload.stack.call_time) and not context.has_fixed_costs:
-            counted = {id(each): dataclasses.replace(each, host_time=0.0) for each in self.prepared.workloads}
-            workloads = [counted[id(each)] for each in self.prepared.workloads]  # nor in the workers' times alone
-            self.prepared = dataclasses.replace(self.prepared, workloads=workloads)
-            fixed = {"per update": workload.host_time, "per collective": workload.stack.call_time}
-            times = " and ".join(f"{readable.seconds(time)} {each}" for each, time in fixed.items() if time)
+        stack = context.workers[0].workload.stack
+        if stack.call_time and not context.counts_calls and contract.of(experiment.strategy).collectives().algorithms:
             context.notes.append(
-                f"the fixed times of stack {workload.stack.name} ({times}) are not included, because with "
-                f"{experiment.strategy.label} not all workers take each step together; expect longer steps"
+                f"call_time of stack {stack.name} is not included, because {experiment.strategy.label} starts its "
+                "collectives from processes; expect longer steps"
             )
         model = self.prepared.model
         tables = ", ".join(layer.name for layer in model.layers if layer.model_parallel)

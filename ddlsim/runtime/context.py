@@ -58,7 +58,7 @@ class RunContext:
     compression      compression of exchanges and messages; code that applies it sets ``compresses``
     slows            True if workers compute more slowly while they communicate; set by plans
     devices          records of the devices that communication slows down; set by plans
-    has_fixed_costs  True if steps and collectives include the fixed costs of the stack; set by plans
+    counts_calls     True if collectives include the stack's time per call; set by plans and by averaging
     whole            workload that each worker would have with the complete model, for strategies that split the model
     jitter           distribution of a random factor applied to compute times
     crashes          for each worker, the (start, end) of its outages in s; empty if all workers stop together
@@ -89,7 +89,7 @@ class RunContext:
     compresses: bool = False
     slows: bool = False
     devices: list[Records] = field(default_factory=list)
-    has_fixed_costs: bool = False
+    counts_calls: bool = False
     jitter: Jitter = NoJitter()
     whole: Sequence[Workload] = ()
     crashes: Sequence[Sequence[tuple[float, float]]] = ()
@@ -355,18 +355,20 @@ class Worker:
             self.recorder.worker(self.rank, COMPUTE, activity, start, self.loop.now)
 
     def begin_step(self) -> Process:
-        """Sample the jitter of the step. With gradient accumulation, also compute all micro-steps except the last."""
+        """Let the host work, and sample the jitter of the step. With gradient accumulation, also compute all
+        micro-steps except the last."""
         if self.owed:
             seconds, self.owed = self.owed, 0.0
             yield from self.compute(seconds, "evaluation")
         self.adapt()
-        for _ in range(self.accumulation - 1):
+        for micro_step in range(self.accumulation):
+            if micro_step:
+                yield from self.forward()
+                yield from self.compute(self.workload.backward_time, "backward")
             yield from self.await_batch()
             self.factor = next(self.factors)
-            yield from self.forward()
-            yield from self.compute(self.workload.backward_time, "backward")
-        yield from self.await_batch()
-        self.factor = next(self.factors)
+            if not micro_step:
+                yield from self.compute(self.workload.host_time, "host")
 
     def await_batch(self) -> Process:
         """Wait for the samples of the next (micro-)step, if the input is simulated."""

@@ -942,6 +942,9 @@ class Averaging(Rounds):
         super().__init__(communicator, then, models=models)
         self.share, self._n_rounds = share, 0
         self._numbers: dict[object, int] = {}
+        context = communicator.context
+        context.counts_calls = True
+        self._call = context.workers[0].workload.stack.call_time * (communicator.n_ranks > 1)
 
     def start(self, worker: Worker, key: object, value: Value[Array]) -> Process:
         """Enter round `key` with the vector `value`. The all-reduce runs in the background.
@@ -982,5 +985,7 @@ class Averaging(Rounds):
 
     def _travel(self, worker: Worker, number: int) -> Process:
         start = worker.loop.now
+        if self._call:
+            yield worker.loop.work(self._call)
         yield self.by.carry(worker, number, [0], self.share * worker.workload.gradient_nbytes)
         worker.recorder.background(f"{worker.name} network", self.by.what, start, worker.loop.now)

@@ -555,8 +555,10 @@ def gradient(context: RunContext, drawn: Follow = _draw) -> list[Op]:
     batch = [Op(ls.DRAW, redo=True)]
     if first.feed is not None:
         batch.insert(0, Op(ls.FETCH, "input", waits="its next batch", redo=True))
-    ops += [*batch, forward, early] * (first.accumulation - 1) + batch
-    return [*ops, Op(ls.NOTE, follow=drawn, redo=True), forward, late]
+    passes = [*batch, forward, early] * (first.accumulation - 1) + batch
+    if any(worker.workload.host_time for worker in context.workers):
+        passes.insert(len(batch), Op(ls.WORK, "host", lambda worker: worker.workload.host_time, redo=True))
+    return [*ops, *passes, Op(ls.NOTE, follow=drawn, redo=True), forward, late]
 
 
 # ---------------------------------------------------------------- cycles as a step program

@@ -312,7 +312,7 @@ class TableRun:
 
     def _with_more(self, program: StepProgram) -> StepProgram:
         """Add tasks for evaluations, encoding and decoding, samples, and fixed costs of the software."""
-        self.context.has_fixed_costs = True
+        self.context.counts_calls = True
         first, several = self.workers[0].workload, len(self.context.workers) > 1
         step, call = first.host_time, first.stack.call_time * several
         if step or call:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import itertools
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from bundled_strategies import BUNDLED, N_WORKERS
 
 from ddlsim import (
-    DPSGD,
     FSDP,
     AllReduce,
     AsyncParameterServer,
     CoCoDSGD,
     ConfigError,
-    FedAvg,
     KSync,
     LocalSGD,
     Lognormal,
@@ -24,17 +24,47 @@ from ddlsim import (
     ParameterServer,
     Priority,
     Stack,
+    WithFabric,
     load_stack,
     simulate,
     stack_names,
 )
 from ddlsim.cluster import MultiGpu, star
+from ddlsim.runtime import Averaging, RunContext, communicator
+from ddlsim.runtime.communicator import Communicator
+from ddlsim.runtime.context import Process, Worker
 
 BASE = load_stack("pytorch")
 STEP, CALL = 10e-3, 1e-3
 TWO = star(2, bandwidth="10 Gbit/s", latency=25e-6, host=MultiGpu(2, device="v100"))
 CONV: dict[str, Any] = {"cluster": TWO, "model": "resnet50", "batch_size": 32}
 GPT: dict[str, Any] = {"cluster": "roce-h100+n_hosts=2", "model": "gpt2+layers=4", "batch_size": 32, "workers": 16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AveragesModels(WithFabric):
+    """Processes average models in every step: by a collective that they enter themselves, or by `Averaging`."""
+
+    averaging: bool
+    label = "averages models"
+
+    def start(self, context: RunContext) -> None:
+        group = communicator(context, self)
+        average = Averaging(group) if self.averaging else None
+        for each in context.workers:
+            context.loop.env.process(self.work(each, group, average))
+
+    def work(self, worker: Worker, group: Communicator, average: Averaging | None) -> Process:
+        for step in itertools.count():
+            yield from worker.gradient()
+            yield from worker.optimizer_step()
+            if average is None:
+                yield from worker.block(group.enter(step, worker, worker.workload.gradient_nbytes), "average")
+            else:
+                worker.params = yield from average.mean(worker, step, worker.params)
+            if worker.rank == 0:
+                worker.stop.updated(worker.samples_per_step * group.n_ranks)
+            worker.end_step()
 
 
 def step_time(stack: Stack, strategy: Any, cluster: Any, model: str, **options: Any) -> float:
@@ -78,29 +108,39 @@ def test_one_rank_stands_for_a_tensor_group_all_the_same(strategy: Parallel) -> 
     assert folded.nbytes_sent == every.nbytes_sent
 
 
-def test_queues_and_asynchronous_workers_say_what_they_leave_out() -> None:
-    stack = replace(BASE, step_time=STEP, call_time=CALL)
-    queued = simulate(strategy=AllReduce("ring", Priority("4 MB", 4)), stack=stack, **CONV)
-    assert any("does not delay collectives launched by a queue" in note for note in queued.notes)
-    loose = simulate(strategy=AsyncParameterServer(1, "colocated"), stack=stack, **CONV)
-    (note,) = (each for each in loose.notes if "fixed times" in each)
-    assert note.startswith(
-        "the fixed times of stack pytorch (10 ms per update and 1 ms per collective) are not included"
-    )
-    assert note.endswith("not all workers take each step together; expect longer steps")
-    only = simulate(strategy=DPSGD(), stack=replace(BASE, step_time=STEP), **CONV)
-    assert any("stack pytorch (10 ms per update) are not included, because with D-PSGD" in note for note in only.notes)
+@pytest.mark.parametrize("name", [name for name, bundled in BUNDLED.items() if not bundled.needs_data])
+def test_the_host_works_in_every_step_of_every_strategy(name: str) -> None:
+    """Beside steps this long, messages do not delay each other. A round of FedAvg has two local steps."""
+    bundled = BUNDLED[name]
+    options: dict[str, Any] = {
+        "cluster": star(8, bandwidth="10 Gbit/s", latency="1 us"), "model": bundled.model, "workers": N_WORKERS,
+        "batch_size": bundled.batch_size, "device": "v100", "steps": 12, "warmup": 4,
+    }  # fmt: skip
+    free, loose = (simulate(strategy=bundled.strategy, stack=replace(BASE, step_time=s), **options) for s in (0.0, 0.5))
+    n_steps = 2 if name == "FedAvg" else 1
+    assert loose.step_time - free.step_time == pytest.approx(0.5 * n_steps, rel=1e-4)
+    assert loose.shares["idle"] == pytest.approx(free.shares["idle"], abs=1e-3)
 
 
 @pytest.mark.parametrize(
-    "strategy", [FedAvg(0.5, local_steps=2, placement="colocated"), KSync(2, placement="colocated")]
+    "strategy", [AsyncParameterServer(1, "colocated"), KSync(2, placement="colocated"), AllReduce("ring")]
 )
-def test_times_that_a_strategy_leaves_out_are_not_expected_of_one_worker(strategy: Any) -> None:
-    """A small network computes faster than its host updates it."""
-    run = {"cluster": "dgx1-v100", "model": "cifar-cnn", "batch_size": 2, "steps": 2, "strategy": strategy}
-    loose, free = (simulate(**run, stack=each) for each in (replace(BASE, step_time="1 s"), BASE))
-    assert loose.step_time == free.step_time
-    assert loose.efficiency == free.efficiency < 1.0
+def test_the_host_works_once_for_all_micro_batches(strategy: Any) -> None:
+    options = {"cluster": "dgx1-v100", "model": "digits-cnn", "batch_size": 8, "strategy": strategy, "accumulation": 3}
+    free, loose = (simulate(stack=replace(BASE, step_time=s), **options).step_time for s in (0.0, 0.5))
+    assert loose - free == pytest.approx(0.5, rel=1e-4)
+
+
+def test_collectives_that_take_no_time_per_call_are_noted() -> None:
+    stack = replace(BASE, call_time=CALL)
+    queued = simulate(strategy=AllReduce("ring", Priority("4 MB", 4)), stack=stack, **CONV)
+    assert any("does not delay collectives launched by a queue" in note for note in queued.notes)
+    own = [simulate(strategy=AveragesModels(averaging=averaging), stack=stack, **CONV) for averaging in (False, True)]
+    assert any("call_time of stack pytorch is not included, because" in note for note in own[0].notes)
+    assert not any("call_time" in note for note in own[1].notes)
+    assert own[1].step_time - own[0].step_time == pytest.approx(CALL, rel=0.02)
+    servers = simulate(strategy=AsyncParameterServer(1, "colocated"), stack=stack, **CONV)
+    assert not any("call_time" in note for note in servers.notes)
 
 
 def test_the_measured_step_of_one_worker_has_its_own_cost() -> None:
