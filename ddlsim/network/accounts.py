@@ -90,26 +90,26 @@ def accounts(net: Net, now: float, capacity: Floats) -> Accounts:
     )
 
 
-def traffic_of(net: Net, now: float, own: Bools) -> tuple[Floats, float, int]:
-    """Return the traffic of the routes in `own` (n_routes,): bytes that each channel has carried by `now`,
+def traffic_of(net: Net, now: float, selected: Bools) -> tuple[Floats, float, int]:
+    """Return the traffic of the routes in `selected` (n_routes,): bytes that each channel has carried by `now`,
     (n_channels,), bytes issued, and messages delivered."""
     n = net.counts.n_linked
-    routed = net.routed[: len(own)]
+    routed = net.routed[: len(selected)]
     issued = _sum(routed, "issued")
-    used = np.flatnonzero(own & (issued > 0.0))
+    used = np.flatnonzero(selected & (issued > 0.0))
     channel, of, share = _between(net, net.routes["first"][used], net.routes["last"][used])
     nbytes = np.bincount(channel, (issued - routed["passed"])[used][of] * share, n)
-    before = net.detours[own[net.detours["route"]] & (net.detours["passed"] > 0.0)]
+    before = net.detours[selected[net.detours["route"]] & (net.detours["passed"] > 0.0)]
     channel, of, share = _between(net, before["was_first"], before["was_last"])
     nbytes += np.bincount(channel, before["passed"][of] * share, n)
     live = np.flatnonzero(net.slots["state"] != st.FREE).astype(np.int32)
-    live = live[own[net.slots["route"][live]]]
+    live = live[selected[net.slots["route"][live]]]
     _, queued, ahead = _in_flight(net, now)
     channel, of, share = _crossed(net, live)
     nbytes -= np.bincount(channel, ahead[live][of] * share, n)
-    is_own = own[net.slots["route"][queued.slot]]
-    nbytes -= np.bincount(queued.channel[is_own], queued.ahead[is_own], n)
-    n_messages = int(routed["n_issued"][own].sum()) - len(live)
+    is_selected = selected[net.slots["route"][queued.slot]]
+    nbytes -= np.bincount(queued.channel[is_selected], queued.ahead[is_selected], n)
+    n_messages = int(routed["n_issued"][selected].sum()) - len(live)
     return np.maximum(nbytes, 0.0), math.fsum(issued[used]), n_messages
 
 
@@ -130,11 +130,11 @@ def _sum(rows: Records, name: str) -> Floats:
     return total
 
 
-def issued(net: Net, own: Bools | None = None) -> float:
-    """Return the bytes of all messages issued so far, or of those on the routes in `own` (n_routes,)."""
-    if own is None:
+def issued(net: Net, selected: Bools | None = None) -> float:
+    """Return the bytes of all messages issued so far, or of those on the routes in `selected` (n_routes,)."""
+    if selected is None:
         return net.reals.issued + net.reals.issued_low
-    return math.fsum(_sum(net.routed[: len(own)], "issued")[own])
+    return math.fsum(_sum(net.routed[: len(selected)], "issued")[selected])
 
 
 def _under_way(net: Net, now: float) -> _UnderWay:

@@ -65,8 +65,8 @@ class BusyIntervals:
     def of(self, channel: int) -> tuple[Floats, Floats]:
         """Return the start and end times of the intervals of one channel, in s."""
         offsets, start, end = self._columns
-        own = slice(offsets[channel], offsets[channel + 1])
-        return start[own], end[own]
+        rows = slice(offsets[channel], offsets[channel + 1])
+        return start[rows], end[rows]
 
     def only(self, channels: Sequence[int]) -> BusyIntervals:
         """Return the intervals of the given channels only, so that the columns of a large network fit in memory."""

@@ -73,13 +73,13 @@ def longest(  # type: ignore[no-untyped-def]
             ends_at, entered_at, ends_1, ends_2, entered_1, entered_2 = -3, -3, NEVER, NEVER, NEVER, NEVER
             for m in range(begin, end):
                 row = rows[m]
-                own, entered = work[row], work[row] + into[level, row]
+                chain, entered = work[row], work[row] + into[level, row]
                 if place[level, row] == ends_at:
-                    ends_1 = max(ends_1, own)
-                elif own > ends_1:
-                    ends_at, ends_2, ends_1 = place[level, row], ends_1, own
+                    ends_1 = max(ends_1, chain)
+                elif chain > ends_1:
+                    ends_at, ends_2, ends_1 = place[level, row], ends_1, chain
                 else:
-                    ends_2 = max(ends_2, own)
+                    ends_2 = max(ends_2, chain)
                 if place[level, row] == entered_at:
                     entered_1 = max(entered_1, entered)
                 elif entered > entered_1:

@@ -263,7 +263,7 @@ def changes_of(
     rows: list[tuple[float, float, float, int, int]] = []
     for time, channel, share in links:
         share = max(share, NOTHING)
-        free, loaded = (share * float(own[channel]) for own in capacity)
+        free, loaded = (share * float(rates[channel]) for rates in capacity)
         rows.append((time, free, loaded, CAPACITY, channel))
     for start, end, node in stops:
         rows += [(start, end, 0.0, STOP, node), (end, 0.0, 0.0, RESUME, node)]

@@ -89,13 +89,13 @@ class WithSources:
 class _Around:
     """Routes of a cluster with sources while some links are down."""
 
-    whole: WithSources
+    with_sources: WithSources
     detours: Around
 
     def routes(self, src: Ints, dst: Ints, usual: Routes) -> Routes:
-        nodes = self.whole.nodes(src)
-        plain = self.whole.cluster.split_routes(nodes, dst, usual.flows) if (nodes != src).any() else usual
-        return self.whole.from_sources(src, self.detours.routes(nodes, dst, plain))
+        nodes = self.with_sources.nodes(src)
+        plain = self.with_sources.cluster.split_routes(nodes, dst, usual.flows) if (nodes != src).any() else usual
+        return self.with_sources.from_sources(src, self.detours.routes(nodes, dst, plain))
 
 
 def _longer(details: LinkDetails, n: int) -> LinkDetails:
@@ -177,8 +177,8 @@ def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms
     frame = segment + max(detail.frame_header for detail in details)
     loss = 1.0 - math.prod(1.0 - detail.loss for detail in named)
     window = min(first.window or protocol.window, window_under_loss(first.transport, loss, round_trip, segment))
-    each = min((detail.flow_rate for detail in named if detail.flow_rate), default=math.inf)
-    limit = first.connections * min(each, window / round_trip if round_trip else math.inf)
+    flow_rate = min((detail.flow_rate for detail in named if detail.flow_rate), default=math.inf)
+    limit = first.connections * min(flow_rate, window / round_trip if round_trip else math.inf)
     return _Terms(
         eager=first.rendezvous,
         round_trip=round_trip,
@@ -311,7 +311,7 @@ class Engine:
         concerned = {channel for _, _, channel, _ in links}
         to_come = to_come[(to_come["kind"] != CAPACITY) | ~np.isin(to_come["place"], list(concerned))]
         shares = shares_of(fault for fault in self._faults if fault[2] in concerned)
-        shares = [each for each in shares if self.now <= each[0] < np.inf]
+        shares = [change for change in shares if self.now <= change[0] < np.inf]
         changes = changes_of(self.capacity, shares, stops, self._epochs.starts if avoided else ())
         changes = np.concatenate([to_come, changes])
         changes = changes[np.argsort(changes["time"], kind="stable")]
@@ -389,10 +389,10 @@ class Engine:
 
     def own_routes(self, client: int) -> Bools:
         """Return a mask of a client's routes, (n_routes,)."""
-        own = np.zeros(len(self.net.routes), dtype=np.bool_)
+        mask = np.zeros(len(self.net.routes), dtype=np.bool_)
         for first, behind in self.routes_of[client]:
-            own[first:behind] = True
-        return own
+            mask[first:behind] = True
+        return mask
 
     def expect(self, n: int) -> None:
         """Make room for `n` more completions."""
@@ -441,20 +441,20 @@ class Engine:
         client: int,
         latency: Floats | None = None,
         flows: Ints | None = None,
-        known: bool = False,
+        known_time: bool = False,
     ) -> int:
         """Append routes of a client between pairs of nodes; return the number of the first.
 
         latency  s of each route; None or NaN: that of its links
         flows    numbers of the connections, which ECMP distinguishes
-        known    True: for messages of collectives whose known time includes latency, overheads and protocols
+        known_time  True: for messages of collectives whose known time includes latency, overheads and protocols
         """
         usual = self._interconnect.split_routes(src, dst, flows)
         epoch = self._epoch + Epochs.begun(self.net.changes[: self.net.counts.n_changed])
         routes = self._epochs.routes(epoch, src, dst, usual)
         first, rows = self._extend("routes", len(src))
         rows["handled"] = 1.0
-        rows["occupies"] = 0.0 if known else 1.0
+        rows["occupies"] = 0.0 if known_time else 1.0
         if self.net.counts.shared:
             self._extend("routed", len(src))
         self.routes_of[client].append((first, first + len(src)))
@@ -463,7 +463,7 @@ class Engine:
         if self._details is not None:
             _, frames = self._extend("frames", len(src))
             write_frames(frames, routes.offsets, routes.links, self._details.frame_header, self._details.frame_payload)
-        if self._transports is not None and known:
+        if self._transports is not None and known_time:
             self._extend("transports", len(src))[1][:] = np.array(_BY_ITSELF, dtype=st.TRANSPORT)
         elif self._transports is not None:
             self._add_transports(self._transports, np.stack([src, dst], axis=1).tolist(), routes)
@@ -529,7 +529,7 @@ class Engine:
         if missing:
             array = np.array(missing, dtype=np.int64)
             none = None if latency else np.zeros(len(missing))
-            first = self._add_routes(array[:, 2], array[:, 3], client, none, known=not latency)
+            first = self._add_routes(array[:, 2], array[:, 3], client, none, known_time=not latency)
             self._route_of.update({pair: first + i for i, pair in enumerate(missing)})
         return [self._route_of[pair] for pair in pairs]
 

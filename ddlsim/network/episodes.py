@@ -119,7 +119,7 @@ class Episodes:
         books = self._books()
         sums, nbytes = books.sums - before.sums, books.nbytes - before.nbytes
         self._episodes[entry.key] = Episode(
-            tuple(each - entry.start for each in times),
+            tuple(rank_ends - entry.start for rank_ends in times),
             nbytes.sum(axis=0),
             books.busy - before.busy,
             sums.sum(axis=1),
@@ -181,8 +181,8 @@ class Episodes:
     def _tell(self, entry: _Entry, episode: Episode) -> None:
         self._told, self._n_told = entry, 0
         times = entry.start + np.concatenate(episode.ends)
-        which = np.repeat(np.arange(len(entry.ids)), [len(each) for each in episode.ends])
-        ranks = np.concatenate([np.arange(len(each)) for each in episode.ends])
+        which = np.repeat(np.arange(len(entry.ids)), [len(rank_ends) for rank_ends in episode.ends])
+        ranks = np.concatenate([np.arange(len(rank_ends)) for rank_ends in episode.ends])
         order = np.lexsort((ranks, np.array(entry.ids)[which], times))  # in the order of the kernel's completions
         first = np.flatnonzero(np.diff(times[order], prepend=-np.inf))
         parts = np.split(order, first[1:])

@@ -158,8 +158,8 @@ ROUND = record("f ready", "n left")
 #: seconds: per service; version: services so far; head, tail: of the queue, -1 if empty; busy: 1 during a service
 SERVER = record("f seconds", "i version", "n head tail busy")
 #: time: s; begin: of work or a service, s; where: end of waiting for others, between the two, s; what: see above;
-#: place: server, peer or operation; staleness: in updates; whole: 1 if the row completes an update
-ROW = record("f time begin where", "n what actor place whole", "i staleness")
+#: place: server, peer or operation; staleness: in updates; updates: 1 if the row completes an update
+ROW = record("f time begin where", "n what actor place updates", "i staleness")
 
 
 #: an actor is down from `start` to `end` (s); the last crash of each actor never begins
@@ -213,7 +213,7 @@ def log_row(t: Tables, what, actor, place, begin, where, now):  # type: ignore[n
     t.log[i].what = what
     t.log[i].actor = actor
     t.log[i].place = place
-    t.log[i].whole = 0
+    t.log[i].updates = 0
     return i
 
 
@@ -232,7 +232,7 @@ def count_update(t: Tables, row, now):  # type: ignore[no-untyped-def]
     """Mark a row of the log as an update; return whether to return to Python because it was the last one."""
     if t.counts[UPDATES_LEFT] == 0:
         return False
-    t.log[row].whole = 1
+    t.log[row].updates = 1
     t.counts[UPDATES_LEFT] -= 1
     if t.counts[UPDATES_LEFT] > 0:
         return False
@@ -601,7 +601,7 @@ def step_ends(t: Tables, actor, op, row, now):  # type: ignore[no-untyped-def]
         told = count_update(t, row, now)
         if number == AGED:
             t.log[row].staleness = t.counts[N_UPDATES] - t.actors[actor].version
-            t.counts[N_UPDATES] += t.log[row].whole
+            t.counts[N_UPDATES] += t.log[row].updates
             t.actors[actor].version = t.counts[N_UPDATES]
         return told
     if number == NO_UPDATE:
@@ -734,10 +734,10 @@ def served(t: Tables, connection, now):  # type: ignore[no-untyped-def]
     t.servers[server].version = version + 1
     t.connections[connection].version = version + 1
     t.connections[connection].under_way = 0
-    whole = True
+    is_complete = True
     for other in range(t.actors[actor].first, t.actors[actor].last):
-        whole = whole and t.connections[other].under_way == 0
-    if whole:
+        is_complete = is_complete and t.connections[other].under_way == 0
+    if is_complete:
         count_update(t, row, now)
     t.servers[server].busy = 0
     schedule_event(t, now, RELEASED, server)

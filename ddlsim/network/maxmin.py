@@ -126,10 +126,10 @@ def next_limit(limits, n_limits):  # type: ignore[no-untyped-def]
 @called
 def collect_all(  # type: ignore[no-untyped-def]
     n_active, threshold, shift, contended, channels, filling, fill, loads, rates, nexts, hops, shares, pool, freezing,
-    found, limits, flow_limit,
+    flows, limits, flow_limit,
 ):  # fmt: skip
     """Make all flows not below the threshold ready for the filling; return how many channels, flows and limits these
-    are. The channels are listed in ``fill[].component``, the flows in `found`.
+    are. The channels are listed in ``fill[].component``, the flows in `flows`.
 
     What is left of a channel that fills up below the threshold is not counted where it carries most flows (that of a
     server, say), one after the other.
@@ -151,14 +151,14 @@ def collect_all(  # type: ignore[no-untyped-def]
             if not channels[channel].level < threshold:
                 channels[channel].level = np.inf
     n_frozen = ZERO
-    n_found = ZERO
+    n_flows = ZERO
     for flow in range(np.uint64(n_active)):  # without branches, which would be unpredictable
         nexts[flow] = -1.0
         freezing[n_frozen] = flow
-        found[n_found] = flow
+        flows[n_flows] = flow
         below = ONE if rates[flow] < threshold else ZERO
         n_frozen += below
-        n_found += ONE - below
+        n_flows += ONE - below
     for i in range(n_frozen):
         frozen = np.uint64(freezing[i])
         rate = rates[frozen]
@@ -180,12 +180,12 @@ def collect_all(  # type: ignore[no-untyped-def]
             if loads.size > 0:
                 weigh(channel, shift, channels, loads, pool, shares, nexts)
     n_limits = 0
-    for i in range(n_found):
+    for i in range(n_flows):
         n, n_limits = set_limit(
-            np.uint64(found[i]), threshold, shift, contended, channels, filling, fill, n, loads, hops, shares, limits,
+            np.uint64(flows[i]), threshold, shift, contended, channels, filling, fill, n, loads, hops, shares, limits,
             n_limits, flow_limit,
         )  # fmt: skip
-    return np.int64(n), np.int64(n_found), n_limits
+    return np.int64(n), np.int64(n_flows), n_limits
 
 
 @called
@@ -212,7 +212,7 @@ def fill_hubs(n_active, threshold, shift, contended, narrowest, channels, fill, 
         return np.int64(-1)
     for flow in range(np.uint64(n_active)):
         nexts[flow] = -1.0
-    found = 0
+    n_flows = 0
     for i in range(n):
         hub = np.uint64(fill[i].component)
         first = np.uint64(channels[hub].first)
@@ -227,14 +227,14 @@ def fill_hubs(n_active, threshold, shift, contended, narrowest, channels, fill, 
                 return np.int64(-1)
             nexts[flow] = rates[flow] if kept else level
         fill[i].key = 0.0 if kept else level
-        found += 0 if kept else channels[hub].used
+        n_flows += 0 if kept else channels[hub].used
         for j in range(i):  # the general filling would merge levels that differ by rounding only
             if abs(fill[j].key - level) <= TWO_SAME * level and fill[j].key != fill[i].key and not kept:
                 return np.int64(-1)
     for i in range(n):
         if fill[i].key > 0.0:
             channels[fill[i].component].level = fill[i].key
-    return np.int64(found)
+    return np.int64(n_flows)
 
 
 @inlined
@@ -536,11 +536,11 @@ PROBE = 64  # every 64th solve a sweep is replaced by a search, to see whether s
 
 
 @inlined
-def collect(net: View, channel, epoch, threshold, listed, found, n_limits):  # type: ignore[no-untyped-def]
+def collect(net: View, channel, epoch, threshold, listed, n_flows, n_limits):  # type: ignore[no-untyped-def]
     """Find the channels connected to `channel` through flows not below the threshold.
 
-    Those that are to be filled are appended to the `listed` ones in ``fill[].component``, the flows to the `found`
-    ones in `scratch`. Returns (number of channels, number of flows found, number of limits).
+    Those that are to be filled are appended to the `listed` ones in ``fill[].component``, the flows to the
+    `n_flows` ones in `scratch`. Returns (number of channels, number of flows found, number of limits).
     """
     shift = np.uint64(net.hop_shift)
     start = np.uint64(listed)
@@ -567,8 +567,8 @@ def collect(net: View, channel, epoch, threshold, listed, found, n_limits):  # t
             load += share
             if net.flow_next[flow] >= 0.0:
                 net.flow_next[flow] = -1.0
-                net.scratch[found] = flow
-                found += 1
+                net.scratch[n_flows] = flow
+                n_flows += 1
                 entry = flow << shift
                 while net.flow_hops[entry] != LAST:
                     other = np.uint64(net.flow_hops[entry])
@@ -591,7 +591,7 @@ def collect(net: View, channel, epoch, threshold, listed, found, n_limits):  # t
     if net.channels[channel].used == 1:  # not contended: a limit of its flow
         n -= ONE
         net.fill[start].component = net.fill[n].component
-    return np.int64(n), found, n_limits
+    return np.int64(n), n_flows, n_limits
 
 
 @inlined
@@ -676,19 +676,19 @@ def sweep(net: View, threshold):  # type: ignore[no-untyped-def]
     n_active = net.n_active
     n_old = n_active - net.n_new
     channels, rates, nexts, ends, pool = net.channels, net.flow_rate, net.flow_next, net.flow_end, net.pool
-    found = -1
+    n_flows = -1
     if net.split + net.shaped == 0 and not has_changes(net):
-        narrowest = net.narrowest
-        found = fill_hubs(n_active, threshold, shift, net.contended, narrowest, channels, net.fill, rates, nexts, pool)
-    if found < 0:
+        narrow = net.narrowest
+        n_flows = fill_hubs(n_active, threshold, shift, net.contended, narrow, channels, net.fill, rates, nexts, pool)
+    if n_flows < 0:
         for i in range(net.n_dirty):
             if not channels[net.dirty[i]].level < threshold:
                 channels[net.dirty[i]].level = np.inf
-        n, found, n_limits = collect_all(
+        n, n_flows, n_limits = collect_all(
             n_active, threshold, shift, net.contended, channels, net.filling, net.fill, net.loads,
             rates, nexts, net.flow_hops, net.flow_share, pool, net.freezing, net.scratch, net.limits, net.flow_limit,
         )  # fmt: skip
-        fill_component(net, n, found, n_limits)
+        fill_component(net, n, n_flows, n_limits)
     net.rerated += set_all_rates(n_old, net.now, rates, nexts, ends)
     for flow in range(n_old, n_active):
         set_rate(net, flow, net.flow_next[flow])
@@ -707,15 +707,15 @@ def solve(net: View):  # type: ignore[no-untyped-def]
         if net.sweeping == 1 and epoch % PROBE != 0:
             sweep(net, threshold)
         else:
-            n = found = n_limits = 0
+            n = n_flows = n_limits = 0
             for i in range(n_dirty):
                 channel = net.dirty[i]
                 if net.marks[channel] != epoch and net.channels[channel].used > 0:
-                    n, found, n_limits = collect(net, channel, epoch, threshold, n, found, n_limits)
-            fill_component(net, n, found, n_limits)
-            for i in range(found):
+                    n, n_flows, n_limits = collect(net, channel, epoch, threshold, n, n_flows, n_limits)
+            fill_component(net, n, n_flows, n_limits)
+            for i in range(n_flows):
                 set_rate(net, net.scratch[i], net.flow_next[net.scratch[i]])
-            choose(net, found)
+            choose(net, n_flows)
         net.n_dirty = 0
         net.threshold = np.inf
     net.round_new = net.n_new
@@ -723,9 +723,9 @@ def solve(net: View):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def choose(net: View, found):  # type: ignore[no-untyped-def]
-    """Choose between heap and scan, and between search and sweep, by how many flows the last searches have `found`."""
-    net.usually_found += (16 * found - net.usually_found) >> 3
+def choose(net: View, n_flows):  # type: ignore[no-untyped-def]
+    """Choose between heap and scan, and between search and sweep, by the `n_flows` of the last searches."""
+    net.usually_found += (16 * n_flows - net.usually_found) >> 3
     usually = net.usually_found >> 4
     n_active = net.n_active
     if net.heap_valid == 1:

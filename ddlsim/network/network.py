@@ -283,8 +283,8 @@ class Network:
         """Whether a client has messages in flight."""
         net = self.engine.net
         live = net.slots["state"] != st.FREE
-        own = self.engine.own_routes(client) | self.engine.own_routes(self.engine.overhead)
-        return bool(own[net.slots["route"][live]].any())
+        selected = self.engine.own_routes(client) | self.engine.own_routes(self.engine.overhead)
+        return bool(selected[net.slots["route"][live]].any())
 
     # ------------------------------------------------------------ reading
 

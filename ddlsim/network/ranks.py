@@ -72,7 +72,7 @@ def finished(net: View, slot):  # type: ignore[no-untyped-def]
         reduce_time = net.messages[message].reduce * net.nodes[target].reduce_time * net.slots[slot].nbytes
         place = net.instances[instance].counters + net.messages[message].counter
         # it has overtaken an earlier repetition, which can happen if ranks send ahead
-        early = net.ahead > 0 and net.slots[slot].repetition != net.arrivals[place].known
+        early = net.ahead > 0 and net.slots[slot].repetition != net.arrivals[place].delivered
     overhead = net.nodes[target].recv_overhead * net.routes[net.slots[slot].route].occupies
     now = net.now
     done = now if not has_changes(net) else max(now, net.nodes[target].stopped_until)
@@ -90,7 +90,7 @@ def finished(net: View, slot):  # type: ignore[no-untyped-def]
             # would then be mistaken for the earlier one. No rank waits for it before the earlier one has arrived.
             done = max(done, net.arrivals[place].last)
             net.arrivals[place].last = done
-            net.arrivals[place].known += 1
+            net.arrivals[place].delivered += 1
         if takes_time or done > now:
             net.slots[slot].state = DELIVERING
             net.n_delivering += 1
@@ -134,7 +134,7 @@ def hold(net: View, slot, place, done):  # type: ignore[no-untyped-def]
 def next_held(net: View, place):  # type: ignore[no-untyped-def]
     """Release the held repetition that follows the last one known; return its slot, -1 if there is none."""
     slot = net.arrivals[place].held - 1
-    if slot < 0 or net.slots[slot].repetition != net.arrivals[place].known:
+    if slot < 0 or net.slots[slot].repetition != net.arrivals[place].delivered:
         return -1
     net.arrivals[place].held = net.trains[slot].next
     net.slots[slot].state = FLOWING

@@ -369,7 +369,7 @@ def book_message(net: View, slot, done, passed):  # type: ignore[no-untyped-def]
     net.counters[place] += done
     net.slots[slot].repetition += done
     if net.ahead > 0:
-        net.arrivals[place].known += done
+        net.arrivals[place].delivered += done
     nbytes = net.slots[slot].nbytes
     route = net.slots[slot].route
     sending = sending_time(net, slot)

@@ -259,9 +259,9 @@ MARK = record("f position rate", "n entry kind next")
 #: the first link at once (last: most recently); flying, allowed: units in flight, and at most; done: when it is
 #: received and reduced, s, if it has overtaken an earlier repetition; next: 1 + slot of the next such message
 TRAIN = record("f start wire left unit last done", "n hops flying allowed next")
-#: deliveries of a message's repetitions. last: time of the last one, s; known: number of deliveries (under FIFO); held:
+#: deliveries of a message's repetitions. last: time of the last one, s; delivered: their number (under FIFO); held:
 #: 1 + slot of the first repetition that has overtaken an earlier one, 0: none
-ARRIVAL = record("f last", "n known held")
+ARRIVAL = record("f last", "n delivered held")
 READY = record("n instance thread")
 #: client: whose it is
 OUT = record("i id rank client")

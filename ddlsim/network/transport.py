@@ -320,12 +320,12 @@ def is_crowded(net: View, route, hop):  # type: ignore[no-untyped-def]
     this one lets them.
     """
     channel, before = net.hops[hop], net.hops[hop - 1]
-    own = np.inf
+    narrowest = np.inf
     for h in range(net.routes[route].first, hop):
-        own = min(own, net.channels[net.hops[h]].capacity)
+        narrowest = min(narrowest, net.channels[net.hops[h]].capacity)
     net.epoch += 1
     net.marks[before] = net.epoch
-    arriving = min(net.channels[before].capacity, own + arriving_by(net, channel, before))
+    arriving = min(net.channels[before].capacity, narrowest + arriving_by(net, channel, before))
     mask = (1 << net.hop_shift) - 1
     first = net.channels[channel].first
     for i in range(first, first + net.channels[channel].used):

@@ -92,7 +92,7 @@ def _item(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     return builder.gep(builder.extract_value(args[0], 0), [index], inbounds=True)
 
 
-def _made(context: Any, builder: Any, kind: Any, data: Any, size: Any) -> Any:
+def _column_of(context: Any, builder: Any, kind: Any, data: Any, size: Any) -> Any:
     empty = ir.Constant(context.get_value_type(kind), ir.Undefined)
     return builder.insert_value(builder.insert_value(empty, data, 0), size, 1)
 
@@ -117,7 +117,7 @@ def column(typing: Any, array: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         source = context.make_array(array)(context, builder, arguments[0])
-        return _made(context, builder, kind, source.data, source.nitems)
+        return _column_of(context, builder, kind, source.data, source.nitems)
 
     return kind(array), generate
 

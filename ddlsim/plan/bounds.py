@@ -174,7 +174,7 @@ def _narrowest(
     inside  (n_ranks,) ranks whose bytes count, None: all; of other collectives, only their contributions
     """
     cuts = (_slowest_place(plan, copies, level, level.place[nodes], times, begun, inside) for level in levels)
-    return max(Cut(0.0, "none", 0.0, 0.0), *cuts, key=lambda each: each.seconds)
+    return max(Cut(0.0, "none", 0.0, 0.0), *cuts, key=lambda candidate: candidate.seconds)
 
 
 def _slowest_place(
@@ -201,8 +201,8 @@ def _slowest_place(
                 into[crossing.place] += crossing.into * total
                 together += crossing.together * total
             elif kind == ps.ALL_REDUCE:
-                own = np.isin(crossing.place, place[members[inside[members]]])
-                out[crossing.place[own]] += crossing.out[own] * total
+                is_inside = np.isin(crossing.place, place[members[inside[members]]])
+                out[crossing.place[is_inside]] += crossing.out[is_inside] * total
     once = np.zeros(len(plan))
     once[[] if begun is None else begun] = 1.0
     for kind, number, total in _totals(plan, once):
@@ -210,15 +210,15 @@ def _slowest_place(
             members = np.array(group, dtype=np.int64)
             if inside is None or inside[members].all():  # half of the bytes form the sum, half distribute it
                 together += 0.5 * _crossing(plan, level, kind, place[members], members).together * total
-    each = ((out, level.out), (into, level.into), (out + into, level.both))
-    seconds = np.maximum.reduce([_seconds(carried, *width) for carried, width in each])
+    directions = ((out, level.out), (into, level.into), (out + into, level.both))
+    seconds = np.maximum.reduce([_seconds(carried, *width) for carried, width in directions])
     used = np.unique(place if inside is None else place[inside])
     slowest = int(used[np.argmax(seconds[used])]) if len(used) else -1
-    whole = float(_seconds(np.array(together), *map(np.array, level.together(used))))
-    if slowest >= 0 and seconds[slowest] >= whole:
+    together_seconds = float(_seconds(np.array(together), *map(np.array, level.together(used))))
+    if slowest >= 0 and seconds[slowest] >= together_seconds:
         limit = float(seconds[slowest])
         return Cut(limit, level.name(slowest) if limit else "none", float(out[slowest]), float(into[slowest]))
-    return Cut(whole, f"all {len(used)} {level.what}s together", together, together)
+    return Cut(together_seconds, f"all {len(used)} {level.what}s together", together, together)
 
 
 def _totals(plan: Plan, times: Floats) -> list[tuple[int, int, float]]:
@@ -346,7 +346,7 @@ def _collective(cluster: Cluster, kind: str, nodes: tuple[int, ...]) -> float:
         crossing = least_crossing(kind, place, np.zeros(n, dtype=np.bool_))
         routes = cluster.split_routes(members[a], members[b])
         channel = cluster.link_channel[routes.links]
-        out, into = (_shared(cluster, place[each], routes.of, channel, routes.share) for each in (a, b))
+        out, into = (_shared(cluster, place[ranks], routes.of, channel, routes.share) for ranks in (a, b))
         rates = np.divide(1.0, into, out=np.full(len(into), np.inf), where=into > 0.0)
         together = crossing.together / float(rates.sum())
         slowest = max(slowest, float((crossing.out * out).max()), float((crossing.into * into).max()), together)
@@ -439,8 +439,8 @@ class StepGraph:
 
     def _new(self, number: int) -> _Step:
         template, rows, place = self.template, self._rows[number], self._place
-        own = template.step[self._later] == number
-        later, before = self._later[own], self._before[own]
+        in_step = template.step[self._later] == number
+        later, before = self._later[in_step], self._before[in_step]
         back = number - template.step[before]
         if (back < 0).any():
             raise ConfigError("plan: a task depends on a task of a later step")
@@ -451,7 +451,7 @@ class StepGraph:
         first, second = place[before[back == 0]], place[later[back == 0]]
         event = distinct(self._order.event[rows], self._order.n_events)[1]
         works = self._works[template.rank[rows]]
-        inside = tuple(each.tobytes() for each in (event, first, second, works))
+        inside = tuple(column.tobytes() for column in (event, first, second, works))
         if inside not in self._inside:  # most steps are alike
             n = int(event.max(initial=-1)) + 1
             order, missing = np.empty(n, dtype=np.int64), np.bincount(event[second], minlength=n)
@@ -473,20 +473,20 @@ class StepGraph:
 
         work, crossing, ends  arguments of :func:`ddlsim.network.chains.longest`, for all rows of the template
         """
-        found: list[tuple[Floats, Floats]] = []
+        chain_times: list[tuple[Floats, Floats]] = []
         waiting: dict[int, Floats] = {}
         for number in range(end - 1, begin - 1, -1):
             step = self.step(number)
             start, after = np.empty(len(step.rows)), waiting.pop(number, np.full(len(step.rows), NEVER))
-            places = [np.ascontiguousarray(each[:, step.rows]) for each in crossing] if len(crossing[0]) else crossing
+            places = [np.ascontiguousarray(array[:, step.rows]) for array in crossing] if len(crossing[0]) else crossing
             graph = step.order, step.first, step.members, step.offsets, step.following
             longest(*graph, work[step.rows], ends[step.rows], *places, after, start)
-            found.append((start, after))
+            chain_times.append((start, after))
             for back, tasks, earlier in step.before:
                 n = len(self.step(number - back).rows)
                 np.maximum.at(waiting.setdefault(number - back, np.full(n, NEVER)), earlier, start[tasks])
         before = np.zeros(0) if begin == 0 else np.full(len(self.step(begin - 1).rows), NEVER)
-        return waiting.get(begin - 1, before), found[::-1]
+        return waiting.get(begin - 1, before), chain_times[::-1]
 
     def later_than(self, begin: int, tasks: Ints, end: int) -> list[Bools]:
         """Return for each of the steps `begin` to `end` - 1 which tasks depend on `tasks` of the first one."""
@@ -496,9 +496,9 @@ class StepGraph:
             mark = np.zeros(len(step.rows), dtype=np.bool_)
             if number == begin:
                 mark[tasks] = True
-            for back, own, earlier in step.before:
+            for back, rows, earlier in step.before:
                 if number - back >= begin:
-                    mark[own[reached[number - back - begin][earlier]]] = True
+                    mark[rows[reached[number - back - begin][earlier]]] = True
             reach(step.order, step.first, step.members, step.offsets, step.following, mark)
             reached.append(mark)
         reached[0][tasks] = False
@@ -518,7 +518,7 @@ class StepGraph:
         plan = self.template
         rows = plan.rows(*TO_ALL)
         code, which = np.unique(plan.kind[rows] * len(plan.groups) + plan.peer[rows], return_inverse=True)
-        return rows, [divmod(each, len(plan.groups)) for each in code.tolist()], which.reshape(-1)
+        return rows, [divmod(number, len(plan.groups)) for number in code.tolist()], which.reshape(-1)
 
 
 #: collectives in which every member's data affects every other member
@@ -577,12 +577,12 @@ def _durations(
         return work, (none.astype(np.int64), none, none)
     place, out, into = np.full((2, len(plan)), -2), np.zeros((2, len(plan))), np.zeros((2, len(plan)))
     for i, (kind, group) in enumerate(alike):
-        own, members = rows[which == i], np.array(copies.instances[group][0], dtype=np.int64)
-        at = np.searchsorted(np.sort(members), ranks[0, plan.rank[own]])
+        in_group, members = rows[which == i], np.array(copies.instances[group][0], dtype=np.int64)
+        at = np.searchsorted(np.sort(members), ranks[0, plan.rank[in_group]])
         at = np.argsort(members)[at]
         for level, crossing in enumerate(carriers.members(kind, members, plan.servers)):
-            place[level, own] = crossing[0][at]
-            out[level, own], into[level, own] = (plan.nbytes[own] * each[at] for each in crossing[1:])
+            place[level, in_group] = crossing[0][at]
+            out[level, in_group], into[level, in_group] = (plan.nbytes[in_group] * share[at] for share in crossing[1:])
     return work, (place, out, into)
 
 
@@ -608,8 +608,8 @@ def _bytes(
     times = np.zeros(len(plan))
     serves = np.isin(plan.rank, plan.servers)
     members = np.array([len(set(group) - set(plan.servers)) for group in plan.groups])
-    for each, later in enumerate(graph.later_than(number, joint, end), number):
-        rows = graph.step(each).rows[later & needed[each - begin]]
+    for step_number, later in enumerate(graph.later_than(number, joint, end), number):
+        rows = graph.step(step_number).rows[later & needed[step_number - begin]]
         workers = rows[(plan.kind[rows] >= ps.ALL_REDUCE) & ~serves[rows]]
         entering = np.bincount(plan.key[workers], minlength=len(plan))
         # collectives that no rank has entered yet
@@ -633,7 +633,7 @@ def _first_joint(graph: StepGraph, copies: Copies, begin: int, end: int) -> tupl
         step = graph.step(number)
         size, row = np.diff(step.first)[step.order], step.rows[step.members[step.first[step.order]]]
         if len(copies.ranks) > 1:
-            groups = np.array([len(each[0]) for each in copies.instances] or [0])
+            groups = np.array([len(instances[0]) for instances in copies.instances] or [0])
             grouped = plan.kind[row] >= ps.ALL_REDUCE
             size = np.where(grouped, groups[np.where(grouped, plan.peer[row], 0)], size)
         joint = np.flatnonzero(size > 1)
@@ -732,14 +732,14 @@ class Interfaces:
         """Return a description of a place."""
         nodes = np.flatnonzero(self.place == place)
         host = self.cluster.host_of[nodes[0]]
-        whole = self.what == "machine" and len(nodes) > 1 and host >= 0
-        return f"{self.what} {self.cluster.host_names[host] if whole else self.cluster.node_names[nodes[0]]!r}"
+        is_machine = self.what == "machine" and len(nodes) > 1 and host >= 0
+        return f"{self.what} {self.cluster.host_names[host] if is_machine else self.cluster.node_names[nodes[0]]!r}"
 
 
 def known_rate(width: Width, place: Ints) -> Floats:
     """Return the bandwidth of places in bytes/s, inf for those without a channel or with a burst."""
-    known: Bools = (width.rate[place] > 0.0) & (width.burst[place] == 0.0)
-    return np.where(known, width.rate[place], np.inf)
+    is_steady: Bools = (width.rate[place] > 0.0) & (width.burst[place] == 0.0)
+    return np.where(is_steady, width.rate[place], np.inf)
 
 
 @functools.lru_cache(maxsize=8)
@@ -757,7 +757,7 @@ def _interfaces(cluster: Cluster, place: Ints, what: str) -> Interfaces:
     ends = np.concatenate([source[apart], target[apart]])
     twice = np.concatenate([np.flatnonzero(apart)] * 2)
     pairs = ((source[apart], apart), (target[apart], apart), (ends, twice))
-    out, into, both = (_width(cluster, own, links, n) for own, links in pairs)
+    out, into, both = (_width(cluster, places, links, n) for places, links in pairs)
     return Interfaces(what, place, out, into, both, cluster)
 
 

@@ -83,8 +83,8 @@ def _node(place: Node, fields: dict[str, Node]) -> TraceNode:
         number=_integer(fields["id"]) if "id" in fields else 0,
         name=fields["name"].text() if "name" in fields else "",
         type=NODE_TYPES.index(str(kind)),
-        control=[_integer(each) for each in fields["ctrldeps"].items()] if "ctrldeps" in fields else [],
-        data=[_integer(each) for each in fields["datadeps"].items()] if "datadeps" in fields else [],
+        control=[_integer(item) for item in fields["ctrldeps"].items()] if "ctrldeps" in fields else [],
+        data=[_integer(item) for item in fields["datadeps"].items()] if "datadeps" in fields else [],
         micros=_integer(fields["durationmicros"]) if "durationmicros" in fields else 0,
         inputs=inputs["values"].text() if "values" in inputs else "",
         attributes=_attributes(fields),
@@ -103,7 +103,7 @@ def _attributes(fields: dict[str, Node]) -> dict[str, Attribute]:
                 value = _scalar(kind, part)
             elif kind.endswith("list"):
                 values = _plain(part)
-                value = [_scalar(kind, each) for each in values["values"].items()] if "values" in values else []
+                value = [_scalar(kind, item) for item in values["values"].items()] if "values" in values else []
         attributes[parts["name"].text()] = value
     return attributes
 
@@ -181,8 +181,8 @@ def read_chakra(
         traces *= n_ranks
     speed = si(flops, "flops") if flops is not None else None
     moves = si(memory_bandwidth, "bandwidth") if memory_bandwidth is not None else None
-    known = _groups(groups) if groups is not None else _created(traces)
-    for name, ranks in known.items():
+    ranks_by_name = _groups(groups) if groups is not None else _created(traces)
+    for name, ranks in ranks_by_name.items():
         if ranks and max(ranks) >= len(traces):
             raise ConfigError(
                 f"{files[0]}: process group {name!r} contains rank {max(ranks)}, but only {len(traces)} ranks have "
@@ -193,7 +193,7 @@ def read_chakra(
         for name in {str(node.attributes.get("pg_name", "")) for node in nodes if node.kind == "COMM_COLL_NODE"}:
             using.setdefault(name, []).append(rank)
     everyone = tuple(range(len(traces)))
-    members = {name: known.get(name) or (tuple(ranks) if name else everyone) for name, ranks in using.items()}
+    members = {name: ranks_by_name.get(name) or (tuple(ranks) if name else everyone) for name, ranks in using.items()}
     operations: list[Operation] = []
     for rank, (file, _, nodes) in enumerate(traces):
         reader = _Rank(rank, file, members, speed, moves)
@@ -214,7 +214,7 @@ def trace_files(path: Path) -> list[Path]:
     stem, suffix = (match[1], match[3]) if match else (path.name.removesuffix(".et"), ".et")
     pattern = re.compile(re.escape(stem) + r"\.(\d{1,6})" + re.escape(suffix))
     try:
-        names = {int(m[1]): each for each in path.parent.iterdir() if (m := pattern.fullmatch(each.name))}
+        names = {int(m[1]): file for file in path.parent.iterdir() if (m := pattern.fullmatch(file.name))}
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{path}: cannot be read: {reason}; check the path") from None
@@ -250,15 +250,15 @@ def _groups(groups: str | Path | Mapping[str, Sequence[int]]) -> dict[str, tuple
 
 
 def _ranks(where: str, name: object, ranks: object) -> tuple[int, ...]:
-    whole = isinstance(ranks, Sequence) and all(type(rank) is int and 0 <= rank < _MAX_RANKS for rank in ranks)
-    if not isinstance(ranks, Sequence) or not whole or len(set(ranks)) < len(ranks):
+    are_ranks = isinstance(ranks, Sequence) and all(type(rank) is int and 0 <= rank < _MAX_RANKS for rank in ranks)
+    if not isinstance(ranks, Sequence) or not are_ranks or len(set(ranks)) < len(ranks):
         raise ConfigError(f"{where}: group {shown(name)} = {shown(ranks)}: must be a list of distinct ranks")
     return tuple(ranks)
 
 
 def _created(traces: Sequence[tuple[Path, Mapping[str, Attribute], Sequence[TraceNode]]]) -> dict[str, tuple[int, ...]]:
     """Return the groups in PyTorch's ``process_group:init`` nodes."""
-    told: dict[str, tuple[int, ...]] = {}
+    ranks_by_name: dict[str, tuple[int, ...]] = {}
     for file, _, nodes in traces[:1]:
         for node in nodes:
             text = node.inputs[node.inputs.find("[{") : node.inputs.rfind("}]") + 2]
@@ -268,11 +268,11 @@ def _created(traces: Sequence[tuple[Path, Mapping[str, Attribute], Sequence[Trac
                 content = json.loads(text.replace('\\"', '"'))
             except (ValueError, RecursionError):
                 continue
-            for each in content:
-                if isinstance(each, dict) and "pg_name" in each and each.get("ranks"):
+            for group in content:
+                if isinstance(group, dict) and "pg_name" in group and group.get("ranks"):
                     where = f"{file}: node {node.number}"
-                    told[str(each["pg_name"])] = _ranks(where, each["pg_name"], each["ranks"])
-    return told
+                    ranks_by_name[str(group["pg_name"])] = _ranks(where, group["pg_name"], group["ranks"])
+    return ranks_by_name
 
 
 # ---------------------------------------------------------------- nodes
@@ -330,10 +330,10 @@ class _Rank:
                     node, "accesses memory but has no duration, and a plan has no separate memory; set its duration"
                 )
         else:
-            self.travel(node, operation, lane)
+            self.convert_communication(node, operation, lane)
         return operation
 
-    def travel(self, node: TraceNode, operation: Operation, lane: str | None) -> None:
+    def convert_communication(self, node: TraceNode, operation: Operation, lane: str | None) -> None:
         """Convert a node of communication to an operation."""
         barrier = node.kind == "COMM_COLL_NODE" and node.attributes.get("comm_type") == COLLECTIVES.index("BARRIER")
         operation.nbytes = self.amount(node, "comm_size", 0 if barrier else None)
@@ -359,12 +359,12 @@ class _Rank:
             return
         sends = node.kind == "COMM_SEND_NODE"
         operation.kind, operation.lane = SEND if sends else RECEIVE, lane or ("stream" if sends else None)
-        own, other = ("comm_src", "comm_dst") if sends else ("comm_dst", "comm_src")
-        if self.amount(node, own, self.rank) != self.rank:
-            raise self.error(node, f"{own} = {node.attributes[own]}, in the file of rank {self.rank}")
-        operation.peer = self.amount(node, other, None)
+        local, remote = ("comm_src", "comm_dst") if sends else ("comm_dst", "comm_src")
+        if self.amount(node, local, self.rank) != self.rank:
+            raise self.error(node, f"{local} = {node.attributes[local]}, in the file of rank {self.rank}")
+        operation.peer = self.amount(node, remote, None)
         if operation.peer == self.rank:
-            raise self.error(node, f"{other} = {self.rank}: must be another rank; leave the message out")
+            raise self.error(node, f"{remote} = {self.rank}: must be another rank; leave the message out")
 
     def seconds(self, node: TraceNode) -> float:
         """Return the compute time of a node: as measured, or from its number of operations."""
@@ -508,13 +508,13 @@ def _plan(traces: Sequence[tuple[Path, Mapping[str, Attribute], Sequence[TraceNo
     n = sum(len(mine) for _, _, mine in traces)
     if set(nodes) != set(range(n)) or set(lanes) != set(range(len(lanes))):
         raise ValueError("rows or lanes are missing")
-    each = [nodes[row] for row in range(n)]
+    ordered = [nodes[row] for row in range(n)]
     columns: dict[str, Any] = {
-        name: np.array([node.attributes.get(f"ddlsim.{name}", default) for node in each])
+        name: np.array([node.attributes.get(f"ddlsim.{name}", default) for node in ordered])
         for name, default in _DEFAULTS.items()
     }
-    columns |= {name: np.array([node.attributes[f"ddlsim.{name}"] for node in each]) for name in COLUMNS[:2]}
-    needs = [node.data for node in each]
+    columns |= {name: np.array([node.attributes[f"ddlsim.{name}"] for node in ordered]) for name in COLUMNS[:2]}
+    needs = [node.data for node in ordered]
     return Plan(
         lanes=tuple(lanes[i] for i in range(len(lanes))),
         queues=tuple(_QUEUES[name](**arguments) for name, arguments in common["queues"]),

@@ -254,7 +254,7 @@ def _numbers(number: int, wire: int, value: int | bytes) -> list[int]:
         return [value]
     if wire != BYTES:
         raise WireError(f"field {number} is not a list of integers")
-    return [each for each in _packed(VARINT, value) if isinstance(each, int)]
+    return [item for item in _packed(VARINT, value) if isinstance(item, int)]
 
 
 def _packed(wire: int, data: bytes) -> list[int | bytes]:
@@ -287,10 +287,10 @@ def _attribute(message: bytes) -> tuple[str, Attribute]:
 
 def _list(number: int, message: bytes) -> list[Scalar]:
     out: list[Scalar] = []
-    own = _SCALARS[number][0]
+    expected = _SCALARS[number][0]
     for place, wire, value in fields(message):
-        if place == 1 and wire == BYTES != own:
-            out += [_scalar(number, own, each) for each in _packed(own, _bytes(place, value))]
+        if place == 1 and wire == BYTES != expected:
+            out += [_scalar(number, expected, item) for item in _packed(expected, _bytes(place, value))]
         elif place == 1:
             out.append(_scalar(number, wire, value))
     return out
@@ -298,8 +298,8 @@ def _list(number: int, message: bytes) -> list[Scalar]:
 
 def _scalar(number: int, wire: int, value: int | bytes) -> Scalar:
     """Return the value of an attribute whose field has this number."""
-    own, convert = _SCALARS[number]
-    if wire == own:
+    expected, convert = _SCALARS[number]
+    if wire == expected:
         return convert(value)
     raise WireError(f"field {number} of an attribute has wire type {wire}, which does not match its type")
 
@@ -310,12 +310,12 @@ def _scalar(number: int, wire: int, value: int | bytes) -> Scalar:
 def write_nodes(path: Path, metadata: dict[str, Attribute], nodes: list[TraceNode]) -> None:
     """Write a trace."""
     with replacing(path) as file:
-        head = put(1, "0.0.4") + b"".join(put(2, _encoded(*each)) for each in metadata.items())
+        head = put(1, "0.0.4") + b"".join(put(2, _encoded(*item)) for item in metadata.items())
         file.write(lengthened(head))
         for node in nodes:
             body = put(1, node.number) + put(2, node.name) + put(3, node.type)
-            body += b"".join(put(4, each) for each in node.control) + b"".join(put(5, each) for each in node.data)
-            body += put(7, node.micros) + b"".join(put(10, _encoded(*each)) for each in node.attributes.items())
+            body += b"".join(put(4, need) for need in node.control) + b"".join(put(5, need) for need in node.data)
+            body += put(7, node.micros) + b"".join(put(10, _encoded(*item)) for item in node.attributes.items())
             file.write(lengthened(body))
 
 

@@ -331,11 +331,11 @@ def _check_tiles(plan: Plan, replay: Replay, fetches: Touching, before: Ints) ->
     )
     for _, members in sorted(shards.items()):
         until = 0
-        for position, (_, own, row) in enumerate(sorted(members, key=lambda each: each[0]), 1):
+        for position, (_, held, row) in enumerate(sorted(members, key=lambda member: member[0]), 1):
             last = position == len(members)
-            if not own.updated or own.first != until or (last and own.end != replay.size):
+            if not held.updated or held.first != until or (last and held.end != replay.size):
                 refuse(plan, np.array([row]), problem, part=plan.part[[row]])
-            until = own.end
+            until = held.end
 
 
 def _check_gradients(plan: Plan, order: Order) -> None:
@@ -481,7 +481,7 @@ def _replay(plan: Plan, deeds: Touching, backward: Touching, update: Touching, u
         step, part = place // (plan.n_ranks * n_parts), place % n_parts
         needed = of_parts.get(step * n_parts + part, set())
         if replay.held[place].used != sum(marks[batch] for batch in needed):
-            few, passes = (each.of((each.part == part) & (plan.step[each.row] == step)) for each in (deeds, backward))
+            few, passes = (rows.of((rows.part == part) & (plan.step[rows.row] == step)) for rows in (deeds, backward))
             in_digits = [1 << (_DIGIT * i) for i in range(2 * n_batches)]
             digits = Replay(plan, few, passes, n_batches, in_digits).held[place].used
             counts = [digits >> (_DIGIT * i) & ((1 << _DIGIT) - 1) for i in range(2 * n_batches)]
@@ -494,11 +494,11 @@ def _replay(plan: Plan, deeds: Touching, backward: Touching, update: Touching, u
                 "summed once"
             )
     for place in used.tolist():
-        own, part = replay.held[place], place % n_parts
-        if own.updated and own.end - own.first == replay.size:
+        held, part = replay.held[place], place % n_parts
+        if held.updated and held.end - held.first == replay.size:
             continue
-        last, share = int(deeds.row[deeds.place == place][-1]), (own.end - own.first) / replay.size
-        if not own.updated:
+        last, share = int(deeds.row[deeds.place == place][-1]), (held.end - held.first) / replay.size
+        if not held.updated:
             raise ConfigError(f"plan: {plan.task(last)}: part {part} is not updated on its rank after this task")
         raise ConfigError(
             f"plan: {plan.task(last)}: after this task, its rank has only {share:.3g} of the updated weights "
@@ -574,39 +574,39 @@ class Replay:
         if kind == ps.UPDATE:
             leader.used, leader.updated = leader.sum, True
         elif kind == ps.BROADCAST:
-            for own in members:
-                own.first, own.end, own.sum, own.updated = leader.first, leader.end, leader.sum, leader.updated
+            for held in members:
+                held.first, held.end, held.sum, held.updated = leader.first, leader.end, leader.sum, leader.updated
         elif kind == ps.ALL_GATHER:
-            for row, before, own in zip(rows[1:], members, members[1:], strict=False):
-                if before.end != own.first:
+            for row, before, held in zip(rows[1:], members, members[1:], strict=False):
+                if before.end != held.first:
                     self._refuse(row, "its range of the part does not begin at the end of the previous member's range")
-            for row, own in zip(rows, members, strict=True):
-                if own.updated != leader.updated or (own.sum != leader.sum and not own.updated):
+            for row, held in zip(rows, members, strict=True):
+                if held.updated != leader.updated or (held.sum != leader.sum and not held.updated):
                     self._refuse(row, "its sum differs from that of the first member of its group")
-            for own in members:
-                own.first, own.end = leader.first, members[-1].end
+            for held in members:
+                held.first, held.end = leader.first, members[-1].end
         else:
             self._sum(kind, rows, members)
 
     def _sum(self, kind: int, rows: list[int], members: list[Held]) -> None:
-        leader, total, n = dataclasses.replace(members[0]), sum(own.sum for own in members), len(members)
-        for row, own in zip(rows, members, strict=True):
-            if own.updated:
+        leader, total, n = dataclasses.replace(members[0]), sum(held.sum for held in members), len(members)
+        for row, held in zip(rows, members, strict=True):
+            if held.updated:
                 self._refuse(row, "it sums gradients after their update")
             serves = kind == ps.PUSH_PULL and self.plan.rank[row] in self.plan.servers  # contributes nothing
-            if (own.first, own.end) != (leader.first, leader.end) and not serves:
+            if (held.first, held.end) != (leader.first, leader.end) and not serves:
                 self._refuse(row, "its range of the part differs from that of the first member of its group")
-        for i, (row, own) in enumerate(zip(rows, members, strict=True)):
+        for i, (row, held) in enumerate(zip(rows, members, strict=True)):
             if kind == ps.REDUCE and i:
-                own.end = own.first
+                held.end = held.first
                 continue
-            own.sum = total
+            held.sum = total
             if kind == ps.REDUCE_SCATTER:
-                piece, rest = divmod(own.end - own.first, n)
+                piece, rest = divmod(held.end - held.first, n)
                 if rest:
                     self._refuse(row, "it scatters a part for the third time; at most two are supported")
-                own.first += i * piece
-                own.end = own.first + piece
+                held.first += i * piece
+                held.end = held.first + piece
 
     def _refuse(self, row: int, problem: str) -> None:
         refuse(self.plan, np.array([row]), f": {problem}")

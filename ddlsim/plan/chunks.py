@@ -77,16 +77,16 @@ def crossing_nbytes(workload: Workload) -> Floats:
 @functools.lru_cache(maxsize=256)
 def _crossing(model: Model) -> Floats:
     """Return the number of elements of a sample that would cross a cut before each layer, (n_layers,)."""
-    shapes = {made: model.layers[made].out_shape if made >= 0 else model.input_shape for made, _ in _tensors(model)}
-    return _over_cuts(model, {made: math.prod(shape) for made, shape in shapes.items()})
+    shapes = {i: model.layers[i].out_shape if i >= 0 else model.input_shape for i, _ in _tensors(model)}
+    return _over_cuts(model, {i: math.prod(shape) for i, shape in shapes.items()})
 
 
 def _over_cuts(model: Model, sizes: Mapping[int, float]) -> Floats:
     """Return the sum over the tensors that cross a cut before each layer, by producing layer, (n_layers,)."""
     total = np.zeros(len(model.layers) + 1)
-    for made, used in _tensors(model):
-        total[made + 1] += sizes[made]
-        total[used + 1] -= sizes[made]
+    for layer, used in _tensors(model):
+        total[layer + 1] += sizes[layer]
+        total[used + 1] -= sizes[layer]
     return np.asarray(np.cumsum(total)[:-1])
 
 
@@ -96,7 +96,7 @@ def between_blocks(model: Model) -> list[int]:
     No residual connection or parallel branch spans such a cut, so a pipeline stage sends only its last layer's output
     to the next stage. The first layer of the model is not included.
     """
-    count = _over_cuts(model, {made: 1 for made, _ in _tensors(model)})
+    count = _over_cuts(model, {layer: 1 for layer, _ in _tensors(model)})
     return np.flatnonzero(count == 1)[1:].tolist() if len(model.layers) > 1 else []
 
 
@@ -112,8 +112,8 @@ def uses_of(model: Model) -> list[tuple[int, int]]:
 def _tensors(model: Model) -> list[tuple[int, int]]:
     """Return (layer that produces it, last layer that uses it) of every tensor."""
     last: dict[int, int] = {}
-    for made, used in uses_of(model):
-        last[made] = max(last.get(made, -1), used)
+    for layer, used in uses_of(model):
+        last[layer] = max(last.get(layer, -1), used)
     return sorted(last.items())
 
 

@@ -55,9 +55,9 @@ def data_parallel(
 
     Raises ConfigError for workloads of different models, and for buckets that omit gradients or come too early.
     """
-    each = each_rank(workloads, n_ranks)
-    chosen = tuple(buckets(each[0]))
-    parts = parts_of(each[0], chosen)
+    by_rank = each_rank(workloads, n_ranks)
+    chosen = tuple(buckets(by_rank[0]))
+    parts = parts_of(by_rank[0], chosen)
     if layer_by_layer:
         _check_layer_by_layer(parts, queue)
 
@@ -65,7 +65,7 @@ def data_parallel(
     if layer_by_layer:
         write = _Steps.layer_by_layer
     make = lambda work: _template(work, chosen, accumulation, 1, write, queue)  # noqa: E731
-    return StepProgram.replicated(each, make, accumulation)
+    return StepProgram.replicated(by_rank, make, accumulation)
 
 
 @checked
@@ -97,14 +97,14 @@ def sharded(
     The other arguments, lanes and errors are those of :func:`data_parallel`. An update takes 1 / n_ranks of the
     optimizer's time. If its rule needs norms of layers (LARS, LAMB), ranks first combine the norms of their shards.
     """
-    each = each_rank(workloads, n_ranks)
-    chosen, write = tuple(buckets(each[0])), functools.partial(_Steps.in_shards, overlap=overlap, no_sync=no_sync)
+    by_rank = each_rank(workloads, n_ranks)
+    chosen, write = tuple(buckets(by_rank[0])), functools.partial(_Steps.in_shards, overlap=overlap, no_sync=no_sync)
 
     def make(work: Workload) -> Plan:
-        plan = gathered_as(_template(work, chosen, accumulation, len(each), write), each[0], param_dtype)
-        return with_partial_norms(plan, [work], [Together((0,), len(work.tensor_layer), len(each))])
+        plan = gathered_as(_template(work, chosen, accumulation, len(by_rank), write), by_rank[0], param_dtype)
+        return with_partial_norms(plan, [work], [Together((0,), len(work.tensor_layer), len(by_rank))])
 
-    return StepProgram.replicated(each, make, accumulation)
+    return StepProgram.replicated(by_rank, make, accumulation)
 
 
 def _check_layer_by_layer(parts: Sequence[Part], queue: Queue | None) -> None:
@@ -124,17 +124,17 @@ def each_rank(workloads: Workload | Sequence[Workload], n_ranks: int | None) -> 
         if n_ranks is None:
             raise ConfigError("plan: n_ranks = None: must be a positive integer for a single workload")
         return [workloads] * n_ranks
-    each = list(workloads)
-    if not each or n_ranks not in (None, len(each)):
-        n_workloads = len(each)
+    by_rank = list(workloads)
+    if not by_rank or n_ranks not in (None, len(by_rank)):
+        n_workloads = len(by_rank)
         raise ConfigError(f"plan: got {n_workloads} workloads for n_ranks = {n_ranks!r}; pass one workload per rank")
-    for rank, workload in enumerate(each):
-        if not np.array_equal(workload.tensor_nbytes, each[0].tensor_nbytes):
+    for rank, workload in enumerate(by_rank):
+        if not np.array_equal(workload.tensor_nbytes, by_rank[0].tensor_nbytes):
             raise ConfigError(
                 f"plan: the gradients of rank {rank} ({workload.model.name}) differ from those of rank 0 "
-                f"({each[0].model.name}); all ranks need the same model and gradient_dtype"
+                f"({by_rank[0].model.name}); all ranks need the same model and gradient_dtype"
             )
-    return each
+    return by_rank
 
 
 def parts_of(workload: Workload, buckets: Sequence[Bucket]) -> tuple[Part, ...]:

@@ -151,13 +151,13 @@ class DraftedSteps:
     """
 
     def __init__(
-        self, each: list[Workload], buckets: Iterable[Bucket], parts: Iterable[Part], n_batches: int = 1
+        self, workloads: list[Workload], buckets: Iterable[Bucket], parts: Iterable[Part], n_batches: int = 1
     ) -> None:
-        self.each, self.buckets, self.n_batches, self.now, self.micro = each, list(buckets), n_batches, 0, 0
-        self.n, self.n_layers = len(each), len(each[0].forward)
+        self.workloads, self.buckets, self.n_batches, self.now, self.micro = workloads, list(buckets), n_batches, 0, 0
+        self.n, self.n_layers = len(workloads), len(workloads[0].forward)
         self.draft, self.sums = Draft(self.n_layers, parts), self.nothing()
-        self.forward, self.backward = [w.forward for w in each], [w.backward for w in each]
-        self.kept = [stored_nbytes(w) for w in each]
+        self.forward, self.backward = [w.forward for w in workloads], [w.backward for w in workloads]
+        self.kept = [stored_nbytes(w) for w in workloads]
 
     def plan(self) -> Plan:
         """Return the plan of the first steps."""
@@ -202,7 +202,7 @@ class DraftedSteps:
 
     def add_update(self, rank: int, share: float, first: int = 0) -> int:
         """Add a rank's update of the layers from `first` on, a share of the optimizer's time."""
-        seconds, layers = share * self.each[rank].optimizer, (first, self.n_layers)
+        seconds, layers = share * self.workloads[rank].optimizer, (first, self.n_layers)
         return self.draft.work(rank, seconds, kind="update", layers=layers, step=self.now, needs=self.sums[rank])
 
     def exchange(

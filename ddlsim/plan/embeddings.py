@@ -57,37 +57,36 @@ def embeddings(
 
     Raises ConfigError for a model without tables, and for a `bottom_rank` if the model has no bottom MLP.
     """
-    each = each_rank(workloads, None)
-    layers = each[0].model.layers
-    tables = [i for i, layer in enumerate(layers) if layer.type == "embedding_bag"]
+    by_rank = each_rank(workloads, None)
+    model = by_rank[0].model
+    tables = [i for i, layer in enumerate(model.layers) if layer.type == "embedding_bag"]
     if not tables:
         raise ConfigError(
-            f"plan: model {each[0].model.name!r} has no embedding_bag layer; use data parallelism, such as AllReduce()"
+            f"plan: model {model.name!r} has no embedding_bag layer; use data parallelism, such as AllReduce()"
         )
     if bottom_rank is not None and not tables[0]:
-        name = each[0].model.name
         raise ConfigError(
-            f"plan: bottom_rank = {bottom_rank} has no effect, because {name} has no layers before its embedding "
+            f"plan: bottom_rank = {bottom_rank} has no effect, because {model.name} has no layers before its embedding "
             "tables; remove bottom_rank"
         )
-    if bottom_rank is not None and not 0 <= bottom_rank < len(each):
-        last = len(each) - 1
+    if bottom_rank is not None and not 0 <= bottom_rank < len(by_rank):
+        last = len(by_rank) - 1
         raise ConfigError(f"plan: bottom_rank = {bottom_rank}: must be a rank from 0 to {last}")
-    return StepProgram.of(_Steps(each, works, tables, buckets, row_wise, replicated, indices, bottom_rank).plan())
+    return StepProgram.of(_Steps(by_rank, works, tables, buckets, row_wise, replicated, indices, bottom_rank).plan())
 
 
 class _Steps(DraftedSteps):
     """lookups, updates  each rank's rows of the previous step"""
 
     def __init__(
-        self, each: list[Workload], works: Sequence[TableWork], tables: list[int],
+        self, workloads: list[Workload], works: Sequence[TableWork], tables: list[int],
         choose: Callable[[Workload], Sequence[Bucket]], row_wise: int, replicated: float, indices: str,
         root: int | None,
     ) -> None:  # fmt: skip
         self.works, self.row_wise, self.replicated, self.indices, self.root = works, row_wise, replicated, indices, root
         self.lookups: list[int] = []
         self.updates: list[int] = []
-        first, cut = each[0], tables[0]
+        first, cut = workloads[0], tables[0]
         self.cut, offset = cut, 0 if root is None else cut  # bottom MLPs of other ranks are not trained
         top = first if root is None else first.cut(cut, len(first.forward))
         local = list(choose(top))
@@ -97,10 +96,10 @@ class _Steps(DraftedSteps):
             buckets.append(Bucket(replicated, cut, cut, cut))
             parts.append(Part(replicated, cut, tables[-1] + 1))
         bottom = [] if root is None else [Part(float(first.grad_nbytes[:cut].sum()), 0, cut)]
-        super().__init__(each, buckets, [*parts, *bottom])
+        super().__init__(workloads, buckets, [*parts, *bottom])
         others = np.array([i not in tables for i in range(self.n_layers)])  # tables take the times of `works`
-        self.forward, self.backward = [w.forward * others for w in each], [w.backward * others for w in each]
-        self.vector = [ELEMENT_NBYTES[w.precision] for w in each]
+        self.forward, self.backward = [w.forward * others for w in workloads], [w.backward * others for w in workloads]
+        self.vector = [ELEMENT_NBYTES[w.precision] for w in workloads]
 
     def write_step(self) -> None:
         ranks = range(self.n)
@@ -114,7 +113,7 @@ class _Steps(DraftedSteps):
             bottom, allowed, end = self._bottom_forward(self.root)
             ready = [end if r == self.root else row for r, row in enumerate(lookups)]
             arrived = self._vectors("vectors", ready, allowed)
-            arrived = [[*own, *more] for own, more in zip(arrived, bottom, strict=True)]
+            arrived = [[*rows, *more] for rows, more in zip(arrived, bottom, strict=True)]
         self.add_passes("forward", self.cut, self.n_layers, arrived)
         back = [row for (row,) in self.add_backward(self.cut, self.n_layers, self.nothing())[0]]
         arrived = self._vectors("gradients", back)
@@ -150,11 +149,11 @@ class _Steps(DraftedSteps):
 
     def _bottom_nbytes(self, rank: int) -> float:
         """Return the bytes of the bottom MLP's outputs for a rank's samples."""
-        width = float(np.prod(self.each[0].model.layers[self.cut - 1].out_shape))
-        return self.each[rank].batch_size * width * self.vector[rank]
+        width = float(np.prod(self.workloads[0].model.layers[self.cut - 1].out_shape))
+        return self.workloads[rank].batch_size * width * self.vector[rank]
 
     def _update(self, rank: int) -> int:
-        workload, first = self.each[rank], 0 if self.root in (None, rank) else self.cut
+        workload, first = self.workloads[rank], 0 if self.root in (None, rank) else self.cut
         total = workload.gradient_nbytes
         share = (float(workload.grad_nbytes[first:].sum()) + self.replicated) / total if total else 0.0
         return self.add_update(rank, share, first)
@@ -169,7 +168,7 @@ class _Steps(DraftedSteps):
         before = self.updates if self.indices == "exchanged" else self.lookups
         for src in range(self.n) if self.indices != "local" else ():
             for dst in range(self.n):
-                nbytes = self.each[src].batch_size * self.works[dst].indices * INDEX_NBYTES
+                nbytes = self.workloads[src].batch_size * self.works[dst].indices * INDEX_NBYTES
                 if src != dst and nbytes:
                     arrived[dst].append(self._message(src, dst, nbytes, "indices", before[src : src + 1]))
         return arrived
@@ -181,17 +180,17 @@ class _Steps(DraftedSteps):
         arrived = self.nothing()
         for holder in range(self.n):
             for r in range(self.n):
-                nbytes = self.each[r].batch_size * self.works[holder].columns * self.vector[r]
+                nbytes = self.workloads[r].batch_size * self.works[holder].columns * self.vector[r]
                 if r != holder and nbytes:
                     src, dst = (holder, r) if name == "vectors" else (r, holder)
                     needs = [ready[src], *(allowed[src] if allowed and dst == self.root else ())]
                     arrived[dst].append(self._message(src, dst, nbytes, name, needs))
         if self.row_wise:
             kind = "reduce_scatter" if name == "vectors" else "all_gather"
-            nbytes = sum(w.batch_size * self.row_wise * z for w, z in zip(self.each, self.vector, strict=True))
+            nbytes = sum(w.batch_size * self.row_wise * z for w, z in zip(self.workloads, self.vector, strict=True))
             waits = self.nothing()
             self.exchange(kind, range(self.n), nbytes, [[row] for row in ready], waits, name, name)
-            arrived = [[*own, *more] for own, more in zip(arrived, waits, strict=True)]
+            arrived = [[*rows, *more] for rows, more in zip(arrived, waits, strict=True)]
         return arrived
 
     def _message(self, src: int, dst: int, nbytes: float, name: str, needs: Sequence[int], batch: int = -1) -> int:

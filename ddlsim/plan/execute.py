@@ -134,8 +134,8 @@ def run_to_end(
 
     def collective(keys: list[int]) -> int:
         nbytes = float(np.cumsum(sizes[keys])[-1])  # summed in order, as buffers are filled
-        own = int(group[keys[0]])
-        return network.collective(schedules(int(kind[keys[0]]), own, nbytes), nodes[list(plan.groups[own])], nbytes)
+        index = int(group[keys[0]])
+        return network.collective(schedules(int(kind[keys[0]]), index, nbytes), nodes[list(plan.groups[index])], nbytes)
 
     def messages(rows: Ints) -> tuple[Ints, Ints, Floats]:
         return nodes[plan.rank[rows]], nodes[plan.peer[rows]], plan.nbytes[rows]

@@ -34,8 +34,8 @@ def experts(
 
     Raises ConfigError for a model without experts, and if `degree` does not divide the numbers of ranks and experts.
     """
-    each = each_rank(workloads, None)
-    model, n = each[0].model, len(each)
+    by_rank = each_rank(workloads, None)
+    model, n = by_rank[0].model, len(by_rank)
     sent = experts_in(model)
     if not sent:
         raise ConfigError(
@@ -48,7 +48,7 @@ def experts(
             f"plan: degree = {degree}: must divide the number of ranks, {n}, and the number of experts of each layer, "
             f"{listed(counts)}; use one of {listed(valid)}"
         )
-    steps = _Steps(each, degree, {index: numbers for index, (_, numbers) in sent.items()}, buckets)
+    steps = _Steps(by_rank, degree, {index: numbers for index, (_, numbers) in sent.items()}, buckets)
     return StepProgram.of(steps.plan())
 
 
@@ -72,10 +72,10 @@ def expert_elements(layer: Layer) -> int:
 
 class _Steps(DraftedSteps):
     def __init__(
-        self, each: list[Workload], degree: int, sent: dict[int, float], buckets: Callable[[Workload], Sequence[Bucket]]
+        self, works: list[Workload], degree: int, sent: dict[int, float], choose: Callable[[Workload], Sequence[Bucket]]
     ) -> None:
         self.degree, self.sent = degree, sent
-        first, n, layers = each[0], len(each), each[0].model.layers
+        first, n, layers = works[0], len(works), works[0].model.layers
         total = sum(layer.n_params for layer in layers)
         element = first.gradient_nbytes / total  # bytes of a gradient
         self.experts = {i: element * expert_elements(layers[i]) / degree for i in sent}
@@ -90,8 +90,8 @@ class _Steps(DraftedSteps):
         self.share = (dense.gradient_nbytes + sum(self.experts.values())) / first.gradient_nbytes
         self.groups = [list(range(g, g + degree)) for g in range(0, n, degree)]
         self.alike = [list(range(place, n, degree)) for place in range(degree)]
-        chosen = list(buckets(dense))
-        super().__init__(each, chosen, parts_of(dense, chosen))
+        chosen = list(choose(dense))
+        super().__init__(works, chosen, parts_of(dense, chosen))
 
     def write_step(self) -> None:
         waits = self.nothing()
@@ -123,7 +123,7 @@ class _Steps(DraftedSteps):
             return [list(rows) for rows in done]
         waits = self.nothing()
         for group in self.groups:
-            workload = self.each[group[0]]
+            workload = self.workloads[group[0]]
             nbytes = workload.batch_size * self.sent[layer] * ELEMENT_NBYTES[workload.precision]
             self.exchange("all_to_all", group, nbytes, done, waits, name, "experts")
         return waits

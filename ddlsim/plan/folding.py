@@ -158,7 +158,7 @@ class Folding:
         which = self.passes.which(first.template)
         for kind, timelines in enumerate(self.timelines):
             template = programs[kinds[np.flatnonzero(self.kind == kind)[0]]].template
-            times = np.array([each.seconds for each in timelines])
+            times = np.array([pass_timeline.seconds for pass_timeline in timelines])
             templates.append(template.with_columns(seconds=np.where(which >= 0, times[which], template.seconds)))
         return dataclasses.replace(first, templates=tuple(templates), template_of=self.kind[first.ranks])
 
@@ -167,7 +167,7 @@ class Folding:
 
         ranks, which  (n,) the rank of each task, and which pass it is, -1 if none
         """
-        table = np.array([[each.exchanging for each in of_kind] for of_kind in self.timelines])
+        table = np.array([[pass_timeline.exchanging for pass_timeline in timelines] for timelines in self.timelines])
         return np.where(which >= 0, table[self.kind[ranks], which], 0.0)
 
     def traffic(self, times: Floats, n_channels: int) -> tuple[Floats, Floats, float, int]:
@@ -178,15 +178,15 @@ class Folding:
         nbytes, busy, sent, n_messages = np.zeros(n_channels), np.zeros(n_channels), 0.0, 0.0
         for kind, measures in enumerate(self.measures):
             ranks = np.flatnonzero(self.kind == kind)
-            local, own = self.local[kind], times[ranks]
+            local, kind_times = self.local[kind], times[ranks]
             columns = np.zeros((2, len(measures), len(local)))
-            for i, each in enumerate(measures):
-                at = np.searchsorted(local, each.channels)
-                columns[0, i, at], columns[1, i, at] = each.nbytes, each.busy
-                sent += float(own[:, i].sum()) * each.sent
-                n_messages += float(own[:, i].sum()) * each.n_messages
+            for i, measure in enumerate(measures):
+                at = np.searchsorted(local, measure.channels)
+                columns[0, i, at], columns[1, i, at] = measure.nbytes, measure.busy
+                sent += float(kind_times[:, i].sum()) * measure.sent
+                n_messages += float(kind_times[:, i].sum()) * measure.n_messages
             for total, column in zip((nbytes, busy), columns, strict=True):
-                np.add.at(total, np.stack([self.channels[rank] for rank in ranks.tolist()]), own @ column)
+                np.add.at(total, np.stack([self.channels[rank] for rank in ranks.tolist()]), kind_times @ column)
         return nbytes, busy, sent, int(n_messages + 1e-6)
 
 
@@ -212,7 +212,7 @@ def fold(
     if cluster.routing == "ecmp" or (cluster.details is not None and cluster.details.has_effects):
         why_not.append("links have details")
     items = (item for by_kind in passes.items for item in by_kind[0])
-    exchanges = sorted({(each.kind, each.nbytes) for each in items if each.kind == SEND or each.kind >= ALL_REDUCE})
+    exchanges = sorted({(item.kind, item.nbytes) for item in items if item.kind == SEND or item.kind >= ALL_REDUCE})
     kind, local_of = _inside(cluster, schedules, kinds)
     firsts = np.unique(kind, return_index=True)[1].tolist()
     measures: list[list[Measured]] = []
@@ -220,12 +220,12 @@ def fold(
     local: list[Ints] = []
     for rank in firsts:
         measure = measured(cluster, tuple(nodes[rank].tolist()), schedules.inside, schedules.algorithm)
-        each = [measure(*exchange) for exchange in exchanges]
-        if any(np.ptp(one.ends) > TOGETHER * one.seconds for one in each):
+        group_measures = [measure(*exchange) for exchange in exchanges]
+        if any(np.ptp(one.ends) > TOGETHER * one.seconds for one in group_measures):
             why_not.append("members of a group end their collectives at different times")
-        measures.append(each)
+        measures.append(group_measures)
         timelines.append([_timeline(by_kind[kinds[rank]], measure, exchanges) for by_kind in passes.items])
-        local.append(distinct(np.concatenate([one.channels for one in each] or [np.zeros(0, np.int64)])))
+        local.append(distinct(np.concatenate([one.channels for one in group_measures] or [np.zeros(0, np.int64)])))
     channels = []
     for rank, of_rank in enumerate(local_of):
         at = np.searchsorted(local_of[firsts[kind[rank]]][0], local[kind[rank]])
@@ -289,12 +289,12 @@ def _inside(cluster: Cluster, schedules: GroupSchedules, speeds: Ints) -> tuple[
     leaders: list[Ints] = []
     channels = []
     for rank in range(n):
-        own = slice(int(bounds[rank]), int(bounds[rank + 1]))
-        distinct, first, which = np.unique(channel[own], return_index=True, return_inverse=True)
+        span = slice(int(bounds[rank]), int(bounds[rank + 1]))
+        distinct, first, which = np.unique(channel[span], return_index=True, return_inverse=True)
         turn = np.argsort(np.argsort(first))[which.reshape(-1)]  # numbered by first occurrence
-        alike = counts[rank], facts[:, own], turn, schedules.order[rank], times[:, nodes[rank]], speeds[rank]
-        signature = tuple(each.tobytes() for each in alike)
-        by_turn = channel[own][np.sort(first)]
+        alike = counts[rank], facts[:, span], turn, schedules.order[rank], times[:, nodes[rank]], speeds[rank]
+        signature = tuple(array.tobytes() for array in alike)
+        by_turn = channel[span][np.sort(first)]
         kind[rank] = number.setdefault(signature, len(leaders))
         if kind[rank] == len(leaders):
             leaders.append(by_turn)
@@ -310,8 +310,8 @@ def _pairs(program: StepProgram, others: Callable[[int, int, float], Schedule]) 
         pairs[ranks[plan.rank[rows]], ranks[plan.peer[rows]]] = True
     collectives, seen = plan.collectives, set[tuple[int, int]]()
     sizes = (column[collectives].tolist() for column in (plan.kind, plan.peer, plan.nbytes))
-    for kind, own, size in dict.fromkeys(zip(*sizes, strict=True)):
-        for group in distinct(program.group_of[:, own]).tolist():
+    for kind, number, size in dict.fromkeys(zip(*sizes, strict=True)):
+        for group in distinct(program.group_of[:, number]).tolist():
             schedule, ranks = others(kind, group, size), np.array(program.groups[group])
             if (group, id(schedule)) not in seen:
                 seen.add((group, id(schedule)))
@@ -329,7 +329,7 @@ def _copies(cluster: Cluster, nodes: Ints, source: Ints, target: Ints) -> tuple[
     if not len(source):
         return copies, (np.zeros(0, np.int64), np.zeros(0)), np.zeros(0, np.int64), ""
     routes = [cluster.split_routes(nodes[source, j], nodes[target, j]) for j in range(tensor)]
-    channels = [cluster.link_channel[each.links] for each in routes]
+    channels = [cluster.link_channel[paths.links] for paths in routes]
     unlike = _unlike(cluster, routes, channels, len(source))
     if unlike:
         shared, times = _together(routes, channels, n)
@@ -347,11 +347,11 @@ def _unlike(cluster: Cluster, routes: Sequence[Routes], channels: Sequence[Ints]
 
     routes, channels  of the messages of each member
     """
-    counts = np.array([np.bincount(each.of, minlength=n_messages) for each in routes])
+    counts = np.array([np.bincount(paths.of, minlength=n_messages) for paths in routes])
     if (counts != counts[:1]).any():
         return "members of a group reach others over different numbers of links"
-    links, channel = np.stack([each.links for each in routes], axis=1), np.stack(channels, axis=1)  # (n_hops, t)
-    shares = np.stack([each.share for each in routes], axis=1)
+    links, channel = np.stack([paths.links for paths in routes], axis=1), np.stack(channels, axis=1)  # (n_hops, t)
+    shares = np.stack([paths.share for paths in routes], axis=1)
     for fact in (shares, cluster.channel_capacity[channel], cluster.link_latency[links]):
         if (fact != fact[:, :1]).any():
             return "members of a group reach others over links that differ"
@@ -373,13 +373,13 @@ def _unlike(cluster: Cluster, routes: Sequence[Routes], channels: Sequence[Ints]
 def _together(routes: Sequence[Routes], channels: Sequence[Ints], n_channels: int) -> tuple[Ints, Floats]:
     """Return the channels of first members' messages that carry more if all members send as much, and by which factor:
     the largest one of all messages on the channel."""
-    keys = [each.of * n_channels + channel for each, channel in zip(routes, channels, strict=True)]
+    keys = [paths.of * n_channels + channel for paths, channel in zip(routes, channels, strict=True)]
     crossed, which = np.unique(np.concatenate(keys), return_inverse=True)
-    load = np.bincount(which.reshape(-1), np.concatenate([each.share for each in routes]))
+    load = np.bincount(which.reshape(-1), np.concatenate([paths.share for paths in routes]))
     first = np.bincount(which.reshape(-1)[: len(keys[0])], routes[0].share, len(crossed))
-    own = first > 0.0
+    crossed_first = first > 0.0
     times = np.ones(n_channels)
-    np.maximum.at(times, crossed[own] % n_channels, load[own] / first[own])
+    np.maximum.at(times, crossed[crossed_first] % n_channels, load[crossed_first] / first[crossed_first])
     shared = np.flatnonzero(times > 1.0)
     return shared, times[shared]
 
@@ -391,4 +391,4 @@ def _nested(orbits: Ints) -> bool:
 
 
 def _refines(fine: Ints, coarse: Ints) -> bool:
-    return all(len(distinct(coarse[fine == each])) == 1 for each in distinct(fine))
+    return all(len(distinct(coarse[fine == label])) == 1 for label in distinct(fine))

@@ -56,12 +56,12 @@ def fully_sharded(
 
     Raises ConfigError for units that are not layers, and if `shard` does not divide the number of ranks.
     """
-    each = each_rank(workloads, n_ranks)
-    workload, n_ranks = each[0], len(each)
+    by_rank = each_rank(workloads, n_ranks)
+    workload, n_ranks = by_rank[0], len(by_rank)
     size = n_ranks if shard is None else shard
     if n_ranks % size:
-        divisors = [each for each in range(1, n_ranks + 1) if n_ranks % each == 0]
-        near = [max(each for each in divisors if each < size), *(each for each in divisors if each > size)][:2]
+        divisors = [n for n in range(1, n_ranks + 1) if n_ranks % n == 0]
+        near = [max(n for n in divisors if n < size), *(n for n in divisors if n > size)][:2]
         raise ConfigError(
             f"fully_sharded: shard = {size}: must divide the number of ranks, {n_ranks}; use "
             f"{' or '.join(map(str, near))}"
@@ -83,7 +83,7 @@ def fully_sharded(
         )
         return with_partial_norms(plan, [work], [Together((0,), len(work.tensor_layer), size)])
 
-    return StepProgram.replicated(each, make, accumulation, families)
+    return StepProgram.replicated(by_rank, make, accumulation, families)
 
 
 def _units(workload: Workload, units: Sequence[Index] | None) -> tuple[Part, ...]:

@@ -168,12 +168,12 @@ class _Blocks:
                 )
             else:
                 starts.setdefault(second, []).append(first)
-        needs = {each: list(self.operations[each].needs) for firsts in starts.values() for each in firsts}
+        needs = {number: list(self.operations[number].needs) for firsts in starts.values() for number in firsts}
         for second, firsts in starts.items():  # operations that start with others wait for the same dependencies
             reached = list(dict.fromkeys(firsts))
             for first in reached:  # grows during the loop
                 self.operations[second].needs += needs[first]
-                reached += [each for each in starts.get(first, ()) if each not in reached]
+                reached += [operation for operation in starts.get(first, ()) if operation not in reached]
 
 
 # ---------------------------------------------------------------- writing
@@ -234,15 +234,15 @@ class _Text:
         #: (key, rank) of a collective -> lanes of its schedule, as rounds of sends and receives, each with its delay
         self.parts: dict[tuple[int, int], dict[int, list[list[tuple[str, int]]]]] = {}
         rows = plan.collectives[np.unique(plan.key[plan.collectives], return_index=True)[1]].tolist()
-        each = [schedules(int(plan.kind[row]), int(plan.peer[row]), float(plan.nbytes[row])) for row in rows]
-        n_messages = sum(schedule.n_messages for schedule in each) + len(plan.rows(SEND))
+        row_schedules = [schedules(int(plan.kind[row]), int(plan.peer[row]), float(plan.nbytes[row])) for row in rows]
+        n_messages = sum(schedule.n_messages for schedule in row_schedules) + len(plan.rows(SEND))
         if n_messages > MAX_MESSAGES:
             raise ConfigError(
                 f"to_goal: the plan has {n_messages:,} messages, more than {MAX_MESSAGES:,}; export fewer "
                 "ranks or steps"
             )
         tag = len(plan)
-        for row, schedule in zip(rows, each, strict=True):
+        for row, schedule in zip(rows, row_schedules, strict=True):
             self._write_out(row, schedule, tag)
             tag += schedule.n_messages
 
@@ -255,8 +255,8 @@ class _Text:
                 for repetition in range(one.repeat):
                     sizes = schedule.message_bytes(float(self.plan.nbytes[row]), one, repetition) + one.header
                     now: dict[int, list[tuple[str, int]]] = {}
-                    each = zip(one.src.tolist(), one.dst.tolist(), sizes.tolist(), delays, strict=True)
-                    for src, dst, size, delay in each:
+                    messages = zip(one.src.tolist(), one.dst.tolist(), sizes.tolist(), delays, strict=True)
+                    for src, dst, size, delay in messages:
                         a, b = members[src], members[dst]
                         now.setdefault(a, []).append((self._message(SEND, a, b, size, tag), delay))
                         now.setdefault(b, []).append((self._message(RECEIVE, b, a, size, tag), 0))
@@ -279,7 +279,7 @@ class _Text:
         plan = self.plan
         yield f"num_ranks {plan.n_ranks}\n"
         for rank in range(plan.n_ranks):
-            operations = [each for row in np.flatnonzero(plan.rank == rank).tolist() for each in self._row(rank, row)]
+            operations = [line for row in np.flatnonzero(plan.rank == rank).tolist() for line in self._row(rank, row)]
             yield f"\nrank {rank} {{\n"
             yield from (f"{label}: {text}\n" for label, text, _ in operations)
             # txt2bin resolves only labels of earlier lines
@@ -317,8 +317,8 @@ class _Text:
                         name = f"l{row}_{lane}_{number}_after{delay}"
                         yield name, f"calc {delay - waited} cpu {self._delay_cpu(rank, lane)}", begun
                         waited, begun = delay, [name]
-                    for label, (text, own) in zip(labels, messages, strict=True):
-                        if own == delay:
+                    for label, (text, message_delay) in zip(labels, messages, strict=True):
+                        if message_delay == delay:
                             yield label, text, begun
                 before = labels
 

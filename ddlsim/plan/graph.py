@@ -49,7 +49,7 @@ def plan_of_operations(operations: Sequence[Operation], n_ranks: int) -> Plan:
     dependency cycles.
     """
     key = _messages(operations)
-    n_messages = sum(each >= 0 for each in key) // 2
+    n_messages = sum(number >= 0 for number in key) // 2
     _collectives(operations, key, n_messages)
     first = _plan(operations, key, np.arange(len(operations)), [None] * len(operations), n_ranks)
     order = Order(first)
@@ -64,9 +64,9 @@ def plan_of_operations(operations: Sequence[Operation], n_ranks: int) -> Plan:
     np.maximum.at(start, after, end[before])
     turn = np.empty(order.n_events)
     turn[events] = np.arange(order.n_events)
-    ranks = np.array([each.rank for each in operations], dtype=np.int64)
+    ranks = np.array([operation.rank for operation in operations], dtype=np.int64)
     rows = np.lexsort((turn[order.event], start[order.event], ranks))
-    return _plan(operations, key, rows, [each.lane for each in operations], n_ranks)
+    return _plan(operations, key, rows, [operation.lane for operation in operations], n_ranks)
 
 
 def _in_the_file(message: str, operations: Sequence[Operation]) -> str:
@@ -80,10 +80,10 @@ def _messages(operations: Sequence[Operation]) -> list[int]:
     """Return the key of each send and receive, -1 for others: the nth send matches the nth receive of its kind."""
     key = [-1] * len(operations)
     sides: dict[int, dict[tuple[int, int, object], list[int]]] = {SEND: {}, RECEIVE: {}}
-    for i, each in enumerate(operations):
-        if each.kind in sides:
-            ends = (each.rank, each.peer) if each.kind == SEND else (each.peer, each.rank)
-            sides[each.kind].setdefault((*ends, each.tag), []).append(i)
+    for i, operation in enumerate(operations):
+        if operation.kind in sides:
+            ends = (operation.rank, operation.peer) if operation.kind == SEND else (operation.peer, operation.rank)
+            sides[operation.kind].setdefault((*ends, operation.tag), []).append(i)
     n = 0
     for place in {**sides[SEND], **sides[RECEIVE]}:
         sends, receives = sides[SEND].get(place, []), sides[RECEIVE].get(place, [])
@@ -108,9 +108,9 @@ def _messages(operations: Sequence[Operation]) -> list[int]:
 def _collectives(operations: Sequence[Operation], key: list[int], n: int) -> None:
     """Assign a key to the members of each collective: the nth of a group on one rank matches the nth on the others."""
     calls: dict[tuple[tuple[int, ...], object], dict[int, list[int]]] = {}
-    for i, each in enumerate(operations):
-        if each.kind >= ALL_REDUCE:
-            calls.setdefault((each.group, each.tag), {}).setdefault(each.rank, []).append(i)
+    for i, operation in enumerate(operations):
+        if operation.kind >= ALL_REDUCE:
+            calls.setdefault((operation.group, operation.tag), {}).setdefault(operation.rank, []).append(i)
     for (group, _), by_rank in calls.items():
         most = max(by_rank.values(), key=len)
         for rank in group:
@@ -144,25 +144,25 @@ def _plan(
     names: dict[str, int] = {}
     place = np.empty(len(rows), dtype=np.int64)
     place[rows] = np.arange(len(rows))
-    each = [operations[i] for i in rows.tolist()]
+    by_row = [operations[i] for i in rows.tolist()]
     lane_of = [lane_names[i] for i in rows.tolist()]
     ordered = [
         Lane(one.rank, name) if name is not None else Lane(one.rank, WAITING, 0)
-        for one, name in zip(each, lane_of, strict=True)
+        for one, name in zip(by_row, lane_of, strict=True)
     ]
-    if len(each) == 0 or max(one.rank for one in each) < n_ranks - 1:
+    if len(by_row) == 0 or max(one.rank for one in by_row) < n_ranks - 1:
         lanes[Lane(n_ranks - 1, WAITING, 0)] = 0  # ranks without operations count as well
     column = [lanes.setdefault(lane, len(lanes)) for lane in ordered]
-    peer = [groups.setdefault(one.group, len(groups)) if one.kind >= ALL_REDUCE else one.peer for one in each]
-    name = [names.setdefault(one.name, len(names)) if one.name else -1 for one in each]
+    peer = [groups.setdefault(one.group, len(groups)) if one.kind >= ALL_REDUCE else one.peer for one in by_row]
+    name = [names.setdefault(one.name, len(names)) if one.name else -1 for one in by_row]
     where = place.tolist()
-    needs = [sorted({where[need] for need in one.needs}) for one in each]
+    needs = [sorted({where[need] for need in one.needs}) for one in by_row]
     none = np.full(len(rows), -1)
     return Plan(
         lanes=tuple(lanes), queues=(PriorityQueue(1),), groups=tuple(groups), parts=(), names=tuple(names), n_layers=0,
-        lane=np.array(column, dtype=np.int64), kind=np.array([one.kind for one in each], dtype=np.int64),
-        name=np.array(name, dtype=np.int64), seconds=np.array([one.seconds for one in each], dtype=np.float64),
-        nbytes=np.array([one.nbytes for one in each], dtype=np.float64), peer=np.array(peer, dtype=np.int64),
+        lane=np.array(column, dtype=np.int64), kind=np.array([one.kind for one in by_row], dtype=np.int64),
+        name=np.array(name, dtype=np.int64), seconds=np.array([one.seconds for one in by_row], dtype=np.float64),
+        nbytes=np.array([one.nbytes for one in by_row], dtype=np.float64), peer=np.array(peer, dtype=np.int64),
         key=np.array(key, dtype=np.int64)[rows], step=0 * none, batch=none, first=0 * none, end=0 * none, part=none,
         holds=np.zeros(len(rows)), need_offsets=np.cumsum([0, *map(len, needs)]),
         needs=np.array([need for one in needs for need in one], dtype=np.int64),

@@ -50,9 +50,9 @@ def hybrid(
 
     With LARS and LAMB, the groups combine the norms of split weights.
     """
-    each = each_rank(workloads, None)
-    steps = _Steps(each, layout, buckets, at_end or blocking, blocking, accumulation)
-    return StepProgram.of(with_partial_norms(steps.plan(), each, *_split_tensors(each[0], layout)))
+    by_rank = each_rank(workloads, None)
+    steps = _Steps(by_rank, layout, buckets, at_end or blocking, blocking, accumulation)
+    return StepProgram.of(with_partial_norms(steps.plan(), by_rank, *_split_tensors(by_rank[0], layout)))
 
 
 def replicated(workload: Workload, layout: Layout) -> Workload:
@@ -70,10 +70,10 @@ def replicated(workload: Workload, layout: Layout) -> Workload:
 def _split_tensors(workload: Workload, layout: Layout) -> list[list[Together]]:
     """Return the groups that together hold the tensors of split layers, for each group size."""
     rounds = []
-    for ways in sorted({layout.ways(i) for i in layout.split}):
-        own = [i for i in layout.split if layout.ways(i) == ways]
-        n_tensors = int(np.isin(workload.tensor_layer, own).sum())
-        rounds.append([Together(group, n_tensors, len(group)) for group in layout.members(own[0])])
+    for size in sorted({layout.group_size(i) for i in layout.split}):
+        split = [i for i in layout.split if layout.group_size(i) == size]
+        n_tensors = int(np.isin(workload.tensor_layer, split).sum())
+        rounds.append([Together(group, n_tensors, len(group)) for group in layout.members(split[0])])
     return rounds
 
 
@@ -81,7 +81,7 @@ def kept_nbytes(workload: Workload, layout: Layout) -> Floats:
     """Return the bytes of each layer that a rank keeps for the backward pass, including gathered inputs of split
     layers, (n_layers,)."""
     gathered = [
-        np.prod(layer.in_shape) * (layout.ways(i) - 1) if layout.gathers(i) else 0
+        np.prod(layer.in_shape) * (layout.group_size(i) - 1) if layout.gathers(i) else 0
         for i, layer in enumerate(workload.model.layers)
     ]
     element = ELEMENT_NBYTES[workload.precision]
@@ -98,24 +98,24 @@ def split_factors(workload: Workload, layout: Layout) -> Floats:
         return factor
     memory = workload.memory_bandwidth / (device.memory_bandwidth * workload.speed)
 
-    def seconds(ways: int, device: Device, efficiency: float) -> Floats:
+    def seconds(size: int, device: Device, efficiency: float) -> Floats:
         layers = tuple(
             dataclasses.replace(
                 layer,
-                flops=layer.flops / ways,
-                n_params=layer.n_params // ways,
-                moved_nbytes=layer.moved_nbytes - FP32_NBYTES * float(np.prod(layer.out_shape)) * (1.0 - 1.0 / ways),
+                flops=layer.flops / size,
+                n_params=layer.n_params // size,
+                moved_nbytes=layer.moved_nbytes - FP32_NBYTES * float(np.prod(layer.out_shape)) * (1.0 - 1.0 / size),
             )
             for layer in model.layers
         )
         shared = dataclasses.replace(model, layers=layers, structure=(), trainable=False)
-        batch = workload.batch_size * ways
+        batch = workload.batch_size * size
         return roofline_times(shared, device, batch, base_precision(workload.precision), efficiency, memory)[0]
 
-    whole = seconds(1, device, efficiency)
-    for ways in sorted({layout.ways(i) for i in layout.split}):
-        own = [i for i in layout.split if layout.ways(i) == ways]
-        factor[own] = seconds(ways, device, efficiency)[own] / whole[own]
+    unsplit = seconds(1, device, efficiency)
+    for size in sorted({layout.group_size(i) for i in layout.split}):
+        split = [i for i in layout.split if layout.group_size(i) == size]
+        factor[split] = seconds(size, device, efficiency)[split] / unsplit[split]
     return factor
 
 
@@ -124,31 +124,31 @@ class _Steps(DraftedSteps):
 
     def __init__(
         self,
-        each: list[Workload],
+        workloads: list[Workload],
         layout: Layout,
         buckets: Callable[[Workload], Sequence[Bucket]],
         at_end: bool,
         blocking: bool,
         n_batches: int,
     ) -> None:
-        dense = replicated(each[0], layout)
+        dense = replicated(workloads[0], layout)
         chosen = list(buckets(dense)) if len(dense.tensor_layer) else []
-        super().__init__(each, chosen, parts_of(dense, chosen) if chosen else (), n_batches)
+        super().__init__(workloads, chosen, parts_of(dense, chosen) if chosen else (), n_batches)
         self.layout, self.at_end, self.blocking = layout, at_end, blocking
         self.passed, self.updated = self.nothing(), self.nothing()
-        factors = {id(w): split_factors(w, layout) for w in each}
+        factors = {id(w): split_factors(w, layout) for w in workloads}
         every = range(self.n_layers)
-        shares = np.array([[layout.share(i, r) * layout.ways(i) for i in every] for r in range(self.n)])
-        self.forward = [w.forward * factors[id(w)] * shares[r] for r, w in enumerate(each)]
-        self.backward = [w.backward * factors[id(w)] * shares[r] for r, w in enumerate(each)]
+        shares = np.array([[layout.share(i, r) * layout.group_size(i) for i in every] for r in range(self.n)])
+        self.forward = [w.forward * factors[id(w)] * shares[r] for r, w in enumerate(workloads)]
+        self.backward = [w.backward * factors[id(w)] * shares[r] for r, w in enumerate(workloads)]
         self.held = [self._held(r) for r in range(self.n)]
-        self.kept = [kept_nbytes(w, layout) for w in each]
+        self.kept = [kept_nbytes(w, layout) for w in workloads]
         #: first layers of the passes: those before which something is exchanged
         self.starts = [0, *(i for i in range(1, self.n_layers) if layout.exchanges(i))]
 
     def _held(self, rank: int) -> float:
         """Return the share of all weights that a rank updates."""
-        nbytes = self.each[rank].grad_nbytes
+        nbytes = self.workloads[rank].grad_nbytes
         total = float(nbytes.sum())
         held = sum(self.layout.share(i, rank) * float(nbytes[i]) for i in range(self.n_layers))
         return held / total if total else 0.0
@@ -172,7 +172,7 @@ class _Steps(DraftedSteps):
 
     def _back(self, first: int, end: int, needs: Needs) -> Needs:
         """Add a backward pass from layer `end` to `first`, which sends gradients; return what the next pass needs."""
-        layer = self.each[0].model.layers[first]
+        layer = self.workloads[0].model.layers[first]
         apart = self.layout.exchanges(first) and layer.input_grad and layer.n_params > 0
         for stop in self.stops(first, end, *self.layout.split, first + apart):
             if stop == first and apart:  # half of the time each, see ddlsim.workload.compute
@@ -193,10 +193,10 @@ class _Steps(DraftedSteps):
 
     def _sum_split(self, layer: int) -> None:
         """Let the ranks that hold the same part of a layer's weights sum its gradients."""
-        name = self.each[0].model.layers[layer].name
+        name = self.workloads[0].model.layers[layer].name
         for members in self.layout.alike(layer):
             if len(members) > 1:
-                nbytes = self.layout.share(layer, members[0]) * float(self.each[0].grad_nbytes[layer])
+                nbytes = self.layout.share(layer, members[0]) * float(self.workloads[0].grad_nbytes[layer])
                 self.reduce(members, nbytes, self.passed, name)
 
     def _exchange(self, layer: int, done: Needs, *, back: bool = False) -> Needs:
@@ -210,14 +210,14 @@ class _Steps(DraftedSteps):
 
     def _numbers(self, layer: int) -> float:
         """Return the bytes of a layer's input, for the samples of all ranks."""
-        first = self.each[0]
+        first = self.workloads[0]
         size = float(np.prod(first.model.layers[layer].in_shape)) * ELEMENT_NBYTES[first.precision]
-        return size * sum(w.batch_size for w in self.each)
+        return size * sum(w.batch_size for w in self.workloads)
 
     def _loss(self, done: Needs) -> Needs:
         """Sum what the loss needs from all outputs of a sample (the maximum, and the sum of exponentials), if the last
         layer is split."""
-        waits, nbytes = self.nothing(), self.layout.loss_nbytes(sum(w.batch_size for w in self.each))
+        waits, nbytes = self.nothing(), self.layout.loss_nbytes(sum(w.batch_size for w in self.workloads))
         for group in self.layout.members(self.n_layers - 1) if self.layout.split_end else ():
             self.exchange("all_reduce", group, nbytes, done, waits, "loss", "activations")
         return waits
@@ -256,40 +256,40 @@ class Layout:
     outputs: tuple[int, ...]
     follows: tuple[bool, ...]
 
-    def ways(self, layer: int) -> int:
+    def group_size(self, layer: int) -> int:
         """Return the ranks of a group, M."""
         return self.n_ranks // self.groups[layer]
 
     @cached_property
     def split(self) -> tuple[int, ...]:
         """Layers whose weights are split."""
-        return tuple(i for i, n in enumerate(self.outputs) if n and self.ways(i) > 1)
+        return tuple(i for i, n in enumerate(self.outputs) if n and self.group_size(i) > 1)
 
     @property
     def split_end(self) -> bool:
         """Whether the model's outputs are split."""
-        return self.ways(len(self.groups) - 1) > 1
+        return self.group_size(len(self.groups) - 1) > 1
 
     def share(self, layer: int, rank: int) -> float:
         """Return the share of a layer's outputs and weights on a rank."""
-        ways, outputs = self.ways(layer), self.outputs[layer]
-        if ways == 1 or not outputs:
-            return 1.0 / ways
-        return (outputs // ways + (rank % ways < outputs % ways)) / outputs
+        size, outputs = self.group_size(layer), self.outputs[layer]
+        if size == 1 or not outputs:
+            return 1.0 / size
+        return (outputs // size + (rank % size < outputs % size)) / outputs
 
     def members(self, layer: int) -> list[list[int]]:
         """Return the groups of a layer."""
-        ways = self.ways(layer)
-        return [list(range(first, first + ways)) for first in range(0, self.n_ranks, ways)]
+        size = self.group_size(layer)
+        return [list(range(first, first + size)) for first in range(0, self.n_ranks, size)]
 
     def alike(self, layer: int) -> list[list[int]]:
         """Return the ranks that hold the same weights of a layer."""
-        ways = self.ways(layer)
-        return [list(range(place, self.n_ranks, ways)) for place in range(ways)]
+        size = self.group_size(layer)
+        return [list(range(place, self.n_ranks, size)) for place in range(size)]
 
     def gathers(self, layer: int) -> bool:
         """Return whether a layer needs inputs from the other ranks of its group."""
-        return not self.follows[layer] and self.ways(layer) > 1
+        return not self.follows[layer] and self.group_size(layer) > 1
 
     def _dealt(self, layer: int) -> int:
         """Return the number of smaller groups that a group of the previous layer distributes its samples over."""
@@ -307,11 +307,11 @@ class Layout:
         moves: list[Move] = []
         dealt = self._dealt(layer)
         if dealt > 1:
-            ways = self.ways(layer - 1)
-            apart = ways // dealt
+            size = self.group_size(layer - 1)
+            apart = size // dealt
             groups = [
-                list(range(first + place, first + ways, apart))
-                for first in range(0, self.n_ranks, ways)
+                list(range(first + place, first + size, apart))
+                for first in range(0, self.n_ranks, size)
                 for place in range(apart)
             ]
             moves.append(("all_to_all", groups, nbytes / self.n_ranks))
@@ -333,10 +333,10 @@ class Layout:
         weights  bytes of every layer's gradients
         """
         total = 0.0
-        for i, (nbytes, own) in enumerate(zip(inputs, weights, strict=True)):
+        for i, (nbytes, weight_nbytes) in enumerate(zip(inputs, weights, strict=True)):
             total += sum((1.0 - 1.0 / len(groups[0])) * size for _, groups, size in self.moves(i, nbytes))
-            total += 2.0 * (self.groups[i] - 1) * own / self.n_ranks
-        last = self.ways(len(self.groups) - 1)
+            total += 2.0 * (self.groups[i] - 1) * weight_nbytes / self.n_ranks
+        last = self.group_size(len(self.groups) - 1)
         return total + 2.0 * (1.0 - 1.0 / last) * self.loss_nbytes(samples)
 
 

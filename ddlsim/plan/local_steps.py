@@ -69,14 +69,14 @@ def local_steps(
     """
     if not workloads:
         raise ConfigError("local_steps: workloads is empty; provide one per rank")
-    if (longest := max((each.delay for each in averages), default=0)) > MOST_DELAY:
+    if (longest := max((average.delay for average in averages), default=0)) > MOST_DELAY:
         raise ConfigError(f"local_steps: delay = {longest:,}: must be at most {MOST_DELAY:,} steps")
     n = len(workloads)
     return StepProgram.replicated(
         workloads,
         lambda work: _template(work, averages, accumulation, codes=codes),
         accumulation,
-        [[range(n)] if each.groups is None else each.groups for each in averages],
+        [[range(n)] if average.groups is None else average.groups for average in averages],
     )
 
 
@@ -122,8 +122,8 @@ def _template(workload: Workload, averages: Sequence[Average], accumulation: int
             late.append((i, range(begin, len(rows))))
 
     late: list[tuple[int, range]] = []
-    of_gradients = [i for i, each in enumerate(averages) if each.gradients]
-    after = [i for i, each in enumerate(averages) if not each.gradients]
+    of_gradients = [i for i, average in enumerate(averages) if average.gradients]
+    after = [i for i, average in enumerate(averages) if not average.gradients]
     for i in after:
         if averages[i].at_begin:
             bring(i)
@@ -140,17 +140,17 @@ def _template(workload: Workload, averages: Sequence[Average], accumulation: int
         merge(i)
         if averages[i].delay and not averages[i].at_begin:
             bring(i)
-    for i, own in late:
-        for row in own:
+    for i, late_rows in late:
+        for row in late_rows:
             rows[row].needs.append((joined[i], averages[i].delay))
     lanes = {(0, "compute"): 0}
     step = step_of(rows, lanes)
-    n_steps = max([N_STEPS, *(each.delay + 2 for each in averages)])
+    n_steps = max([N_STEPS, *(average.delay + 2 for average in averages)])
     return template_of(
         [step] * n_steps,
         lanes,
         groups=[(0,)] * len(averages),
-        parts=[Part(each.share * workload.gradient_nbytes, 0, n_layers) for each in averages],
+        parts=[Part(average.share * workload.gradient_nbytes, 0, n_layers) for average in averages],
         n_layers=n_layers,
         names=names,
         cycles=tuple(cycles),

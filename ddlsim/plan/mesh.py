@@ -106,8 +106,8 @@ class Mesh:
         host = np.where(host >= 0, host, len(cluster.host_names) + places)
         group = getattr(self, self.order[0])
         of_hosts = np.split(places, np.flatnonzero(np.diff(host)) + 1)
-        whole = np.concatenate([own[: len(own) // group * group] for own in of_hosts])
-        return (whole if len(whole) >= self.n_ranks else places)[: self.n_ranks]
+        grouped = np.concatenate([host_places[: len(host_places) // group * group] for host_places in of_hosts])
+        return (grouped if len(grouped) >= self.n_ranks else places)[: self.n_ranks]
 
     def __str__(self) -> str:
         return f"data={self.data}, pipeline={self.pipeline}, tensor={self.tensor}"

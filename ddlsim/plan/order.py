@@ -32,12 +32,12 @@ class Order:
     def event(self) -> Ints:
         """Event of each row, (n,)."""
         plan = self.plan
-        own = np.arange(len(plan))
+        event_row = np.arange(len(plan))
         rows = plan.collectives[~np.isin(plan.kind[plan.collectives], ROOTED) & ~self._serves[plan.collectives]]
         if len(rows):
             _, first, which = np.unique(plan.key[rows], return_index=True, return_inverse=True)
-            own[rows] = rows[first][which]
-        return distinct(own, len(plan))[1]
+            event_row[rows] = rows[first][which]
+        return distinct(event_row, len(plan))[1]
 
     @cached_property
     def pairs(self) -> tuple[Ints, Ints]:
@@ -123,7 +123,7 @@ class Order:
         return np.argsort(place[self.event], kind="stable")
 
     @cached_property
-    def _known(self) -> tuple[Ints, Ints, Ints]:
+    def _ended(self) -> tuple[Ints, Ints, Ints]:
         """Return what is known to have ended when a row starts.
 
         Index of each row's lane among those of its rank, (n,); index of each row in its lane, (n,); and for every lane
@@ -139,15 +139,15 @@ class Order:
         rank_of_row[self.rows] = np.arange(n)
         turn = np.argsort(rank_of_row[after], kind="stable")
         pairs = list(zip(before[turn].tolist(), after[turn].tolist(), strict=True))
-        known = np.zeros((int(local.max(initial=0)) + 1, n), dtype=np.int64)
-        for lane in range(len(known)):
+        ended = np.zeros((int(local.max(initial=0)) + 1, n), dtype=np.int64)
+        for lane in range(len(ended)):
             over, counts = [0] * n, np.where(local == lane, place + 1, 0).tolist()
             for first, second in pairs:
                 value = counts[first] or over[first]
                 if value > over[second]:
                     over[second] = value
-            known[lane] = over
-        return local, place, known
+            ended[lane] = over
+        return local, place, ended
 
     def proved(self, before: Ints, after: Ints) -> Bools:
         """Return whether each row of `before` must have ended when that of `after` starts, (n_pairs,).
@@ -155,10 +155,10 @@ class Order:
         It considers dependencies and lanes of one rank; tasks on a lane without an order count only if they are needed
         directly. Between ranks it considers only that a rank has received the messages that it waits for.
         """
-        plan, (local, place, known) = self.plan, self._known
+        plan, (local, place, ended) = self.plan, self._ended
         listed = (plan.rank[before] == plan.rank[after]) & (plan.queue[before] < 0)
         needed = np.isin(before * len(plan) + after, plan.needs * len(plan) + plan.needing)
-        return np.asarray(needed | (listed & (known[local[before], after] > place[before])))
+        return np.asarray(needed | (listed & (ended[local[before], after] > place[before])))
 
     def demand(self, before: Ints, after: Ints, why: str) -> None:
         """Raise ConfigError unless each row of `before` must have ended when that of `after` starts."""
@@ -182,8 +182,8 @@ class Order:
             at = event[waits[at][1]]
         cycle = path[path.index(at) :]
         texts = []
-        for i, each in enumerate(cycle[:N_SHOWN]):
-            row, needed, number = waits[each]
+        for i, waiting in enumerate(cycle[:N_SHOWN]):
+            row, needed, number = waits[waiting]
             n_needs, n_lanes = len(plan.needs), int((plan.previous >= 0).sum())
             why = "which it needs" if number < n_needs else "before it on its lane"
             why = why if number < n_needs + n_lanes else "which sends to it"

@@ -113,8 +113,8 @@ def _groups(mesh: Mesh, of_stages: tuple[tuple[int, ...], ...]) -> tuple[tuple[t
     ranks, groups = mesh.ranks[:, :, 0], dict[tuple[int, ...], int]()
     of = np.zeros((mesh.data, len(of_stages)), dtype=np.int64)
     for nth, stages in enumerate(of_stages):
-        for replica, own in enumerate(ranks):
-            members = ranks[:, stages[0]] if len(stages) == 1 else own[list(stages)]
+        for replica, replica_ranks in enumerate(ranks):
+            members = ranks[:, stages[0]] if len(stages) == 1 else replica_ranks[list(stages)]
             of[replica, nth] = groups.setdefault(tuple(members.tolist()), len(groups))
     return tuple(groups), of
 
@@ -226,12 +226,12 @@ class _Stream(Template):
 
     def _stage(self, stage: int, passes: list[Pass]) -> None:
         self.step = 0
-        for each in passes:
-            if each.kind == "F":
-                self._forward(stage, each)
+        for pass_ in passes:
+            if pass_.kind == "F":
+                self._forward(stage, pass_)
                 continue
-            last = (each.micro + 1) % self.micro_batches == 0
-            self._backward(stage, each, last=last)
+            last = (pass_.micro + 1) % self.micro_batches == 0
+            self._backward(stage, pass_, last=last)
             if last:
                 self._updates(stage, self._shared_sum(stage))
                 self.sums.pop(stage, None)
@@ -254,8 +254,8 @@ class _Stream(Template):
 
     def _wait_for_messages(self) -> None:
         """Make passes depend on their messages, which belong to the step of the waiting pass."""
-        for row, each in self.passes:
-            arrival = self.arrivals.get(each, -1)
+        for row, pass_ in self.passes:
+            arrival = self.arrivals.get(pass_, -1)
             if arrival >= 0:
                 self.rows[row].needs.append(arrival)
                 for end in (arrival - 1, arrival):  # a message's two rows are adjacent
@@ -265,13 +265,13 @@ class _Stream(Template):
         """Return the first steps."""
         step, place = np.array(self.step_of_row), np.empty(len(self.rows), dtype=np.int64)
         rows = [np.flatnonzero(step == i).tolist() for i in range(N_STEPS)]
-        for own in rows:
-            place[own] = np.arange(len(own))
+        for step_rows in rows:
+            place[step_rows] = np.arange(len(step_rows))
         for row in self.rows:  # sums of the replica, then over all replicas
             row.number += self.n_alone if row.group >= 0 and len(self.groups[row.group]) == 1 else 0
         steps = []
-        for i, own in enumerate(rows):
-            ends = [self.rows[row] for row in own]
+        for i, step_rows in enumerate(rows):
+            ends = [self.rows[row] for row in step_rows]
             for row in ends:  # those of the same step first
                 row.needs = sorted(((place[need], i - step[need]) for need in row.needs), key=lambda need: need[1] != 0)
             columns, needs = step_of(ends, self.lanes)
@@ -326,12 +326,12 @@ def costs_of(workload: Workload, cuts: Sequence[int], tensor: int = 1, gather: S
     first = np.array([0, *cuts], dtype=np.int64)
     model = _in_one(workload)
     forward, backward, weights, gradient = (
-        np.add.reduceat(each, first)
-        for each in (workload.forward, workload.backward, model.weight_seconds, workload.grad_nbytes)
+        np.add.reduceat(values, first)
+        for values in (workload.forward, workload.backward, model.weight_seconds, workload.grad_nbytes)
     )
     enters = crossing_nbytes(workload)[first]
     if gather is not None and tensor > 1:
-        seconds = np.array([gather(ps.ALL_GATHER, each) for each in enters[1:].tolist()])
+        seconds = np.array([gather(ps.ALL_GATHER, nbytes) for nbytes in enters[1:].tolist()])
         forward[1:] += seconds
         backward[:-1] += seconds
     enters[1:] /= tensor
@@ -383,10 +383,10 @@ def activations_held(outline: Outline, chunks: Sequence[Chunk]) -> Floats:
     stored = np.array([float(chunk.stored.sum()) for chunk in chunks])
     kept = np.array([chunk.enters for chunk in chunks]) if outline.recompute else stored
     plan, chunk = template.program.template, template.chunk
-    given = stored + kept if outline.recompute else stored
+    freed = stored + kept if outline.recompute else stored
     holds = np.select(
         [plan.kind == ps.FORWARD, plan.name >= 0, np.isin(plan.kind, (ps.BACKWARD, ps.BACKWARD_WEIGHT))],
-        [kept[chunk], stored[chunk], -given[chunk]],
+        [kept[chunk], stored[chunk], -freed[chunk]],
     )
     return template.program.with_columns(holds=holds).peak_memory()
 
@@ -404,8 +404,8 @@ def _template_of(outline: Outline, *, several: bool, tied: bool) -> _Template:
     mesh = Mesh(1 + several, outline.mesh.pipeline)
     if not isinstance(outline.order, str):
         return _written(outline._replace(mesh=mesh), tied)
-    known = _latest if outline.n_chunks * outline.micro_batches > MOST_PASSES else _known
-    return known(outline._replace(mesh=mesh, sharded=outline.sharded and several), tied)
+    written = _latest if outline.n_chunks * outline.micro_batches > MOST_PASSES else _recent
+    return written(outline._replace(mesh=mesh, sharded=outline.sharded and several), tied)
 
 
 def _written(outline: Outline, tied: bool) -> _Template:
@@ -436,7 +436,7 @@ def _written(outline: Outline, tied: bool) -> _Template:
 
 #: largest number of forward passes of a template that is kept beside others; its graph takes about 50 MB
 MOST_PASSES = 4096
-_known, _latest = (functools.lru_cache(maxsize=n)(_written) for n in (8, 1))
+_recent, _latest = (functools.lru_cache(maxsize=n)(_written) for n in (8, 1))
 
 
 def _beside(plan: Plan, sums: Bools) -> dict[str, Ints]:

@@ -50,7 +50,7 @@ class PassOrder:
     def of(cls, table: Sequence[Sequence[Pass]]) -> PassOrder:
         """Return the order of a table."""
         offsets = np.cumsum([0, *map(len, table)])
-        rows = [(KINDS.index(each.kind), each.chunk, each.micro) for passes in table for each in passes]
+        rows = [(KINDS.index(pass_.kind), pass_.chunk, pass_.micro) for passes in table for pass_ in passes]
         return cls(offsets, *np.array(rows, dtype=np.int64).reshape(-1, 3).T)
 
     @property
@@ -97,7 +97,7 @@ def interleaved(ranks: Count, micro_batches: Count, chunks: Count) -> PassOrder:
         return one_f_one_b(ranks, micro_batches)
     if micro_batches % ranks:
         below = micro_batches - micro_batches % ranks
-        near = " or ".join(str(each) for each in (below, below + ranks) if each)
+        near = " or ".join(str(count) for count in (below, below + ranks) if count)
         raise ConfigError(
             f"interleaved: micro_batches = {micro_batches}: must be a multiple of the number of pipeline "
             f"ranks, {ranks}; use {near}, or 1f1b with one chunk per rank"
@@ -105,7 +105,7 @@ def interleaved(ranks: Count, micro_batches: Count, chunks: Count) -> PassOrder:
     # in each round, every chunk processes as many micro-batches as there are ranks
     turn, place, micro = np.unravel_index(np.arange(micro_batches * chunks), (micro_batches // ranks, chunks, ranks))
     rank = np.arange(ranks)
-    forward, backward = (own * ranks + rank[:, None] for own in (place, chunks - 1 - place))
+    forward, backward = (chunk * ranks + rank[:, None] for chunk in (place, chunks - 1 - place))
     micro = turn * ranks + micro
     return _one_by_one(2 * (ranks - rank - 1) + (chunks - 1) * ranks, (forward, micro), (backward, micro))
 
@@ -175,7 +175,7 @@ def zb_v(ranks: Count, micro_batches: Count) -> PassOrder:
             for kind, chunk in what * times:
                 passes.append(Pass(kind, chunk, micro.setdefault((kind, chunk), 0)))
                 micro[kind, chunk] += 1
-        order.append([each for each in passes if each.micro < micro_batches])
+        order.append([pass_ for pass_ in passes if pass_.micro < micro_batches])
     return PassOrder.of(order)
 
 
@@ -235,34 +235,34 @@ def _filled(order: list[list[Pass]], most: list[int]) -> PassOrder:
 
     most  number of chunk activations that each rank may hold
     """
-    n_chunks = max(each.chunk for passes in order for each in passes) + 1
+    n_chunks = max(pass_.chunk for passes in order for pass_ in passes) + 1
     at, live = [0] * len(order), [0] * len(order)
     waiting: list[list[Pass]] = [[] for _ in order]
     out: list[list[Pass]] = [[] for _ in order]
     done: set[tuple[str, int, int]] = set()
 
-    def ready(rank: int, each: Pass) -> bool:
-        before = (each.kind, each.chunk + (1 if each.kind == "B" else -1), each.micro)
-        if each.kind == "F":
-            return live[rank] < most[rank] and (each.chunk == 0 or before in done)
-        return ("F", *each[1:]) in done and (each.chunk == n_chunks - 1 or before in done)
+    def ready(rank: int, candidate: Pass) -> bool:
+        before = (candidate.kind, candidate.chunk + (1 if candidate.kind == "B" else -1), candidate.micro)
+        if candidate.kind == "F":
+            return live[rank] < most[rank] and (candidate.chunk == 0 or before in done)
+        return ("F", *candidate[1:]) in done and (candidate.chunk == n_chunks - 1 or before in done)
 
     while any(i < len(passes) for i, passes in zip(at, order, strict=True)) or any(waiting):
         now: list[Pass] = []
         for rank, passes in enumerate(order):
             if at[rank] < len(passes) and ready(rank, passes[at[rank]]):
-                each = passes[at[rank]]
+                pass_ = passes[at[rank]]
                 at[rank] += 1
-                live[rank] += each.kind == "F"
-                if each.kind == "B":
-                    waiting[rank].append(Pass("W", each.chunk, each.micro))
+                live[rank] += pass_.kind == "F"
+                if pass_.kind == "B":
+                    waiting[rank].append(Pass("W", pass_.chunk, pass_.micro))
             elif waiting[rank]:
-                each = waiting[rank].pop(0)
+                pass_ = waiting[rank].pop(0)
                 live[rank] -= 1
             else:
                 continue
-            out[rank].append(each)
-            now.append(each)
+            out[rank].append(pass_)
+            now.append(pass_)
         assert now, "there is no valid order of forward and backward passes with so few activations"
         done.update(now)
     return PassOrder.of(out)
@@ -333,23 +333,23 @@ def check_order(
                     f"{which}: must be ('F', 'B' or 'W', chunk, micro-batch), with chunks below {n_chunks} and "
                     f"micro-batches below {micro_batches}"
                 )
-            each = Pass(kind, int(chunk), int(micro))  # type: ignore[arg-type]  # one of the three
-            if where.setdefault(each.chunk, rank) != rank:
+            pass_ = Pass(kind, int(chunk), int(micro))  # type: ignore[arg-type]  # one of the three
+            if where.setdefault(pass_.chunk, rank) != rank:
                 raise ConfigError(
-                    f"{which}: chunk {chunk} belongs to rank {where[each.chunk]}; all passes of a chunk must be on "
+                    f"{which}: chunk {chunk} belongs to rank {where[pass_.chunk]}; all passes of a chunk must be on "
                     "one rank"
                 )
-            if each in done:
+            if pass_ in done:
                 raise ConfigError(f"{which}: occurs twice")
-            before = [] if each.kind == "F" else [Pass("F" if each.kind == "B" else "B", each.chunk, each.micro)]
-            if each.kind != "W":
-                neighbour = each.chunk + (-1 if each.kind == "F" else 1)
-                before += [Pass(each.kind, neighbour, each.micro)] if where.get(neighbour) == rank else []
+            before = [] if pass_.kind == "F" else [Pass("F" if pass_.kind == "B" else "B", pass_.chunk, pass_.micro)]
+            if pass_.kind != "W":
+                neighbour = pass_.chunk + (-1 if pass_.kind == "F" else 1)
+                before += [Pass(pass_.kind, neighbour, pass_.micro)] if where.get(neighbour) == rank else []
             for one in before:
                 if one not in done:
                     raise ConfigError(f"{which}: comes before {tuple(one)}, on which this pass depends")
-            done.add(each)
-            table[-1].append(each)
+            done.add(pass_)
+            table[-1].append(pass_)
     for chunk, micro, kind in itertools.product(range(n_chunks), range(micro_batches), KINDS[:2]):
         if (required := Pass(kind, chunk, micro)) not in done:
             raise ConfigError(

@@ -46,7 +46,7 @@ def tie_of(chunks: Sequence[Chunk]) -> Tie | None:
             for name, n in owner.tensors:
                 if owner.type == "embedding" and n == size:
                     work = other.workload
-                    names = [each for each, _ in owner.tensors]
+                    names = [tensor for tensor, _ in owner.tensors]
                     nbytes = work.tensor_nbytes[work.tensor_layer == j][names.index(name)]
                     return Tie(other.first + j, chunk.first + i, float(nbytes))
     return None
@@ -77,7 +77,7 @@ class Template:
         self.tie = tie
         works = [self._alone(chunk) for chunk in chunks]
         self.buckets = [buckets(work) if len(work.tensor_layer) else () for work in works]
-        self.ranges = [parts_of(*each) if each[1] else () for each in zip(works, self.buckets, strict=True)]
+        self.ranges = [parts_of(*pair) if pair[1] else () for pair in zip(works, self.buckets, strict=True)]
         self.arrivals: dict[tuple[str, int, int], int] = {}  # pass -> the receive that it waits for
         self.passes: list[tuple[int, Pass]] = []  # first row of each pass
         self.sums: dict[int, list[int]] = {}  # chunk -> rows of its sums
@@ -118,57 +118,57 @@ class Template:
 
     # ------------------------------------------------------------ passes and messages
 
-    def _forward(self, stage: int, each: Pass) -> None:
-        chunk = self.chunks[each.chunk]
+    def _forward(self, stage: int, pass_: Pass) -> None:
+        chunk = self.chunks[pass_.chunk]
         holds = chunk.enters if self.recompute else float(chunk.stored.sum())
-        row = self._work(stage, ps.FORWARD, chunk.workload.forward_time, each, holds)
-        self.passes.append((row, each))
-        if each.chunk < len(self.chunks) - 1:
-            self._message(row, Pass("F", each.chunk + 1, each.micro), self.chunks[each.chunk + 1])
+        row = self._work(stage, ps.FORWARD, chunk.workload.forward_time, pass_, holds)
+        self.passes.append((row, pass_))
+        if pass_.chunk < len(self.chunks) - 1:
+            self._message(row, Pass("F", pass_.chunk + 1, pass_.micro), self.chunks[pass_.chunk + 1])
 
-    def _backward(self, stage: int, each: Pass, *, last: bool, split: bool = False) -> None:
+    def _backward(self, stage: int, pass_: Pass, *, last: bool, split: bool = False) -> None:
         """Add a backward pass, `split` from that for the weights; during the `last` one of a chunk, its gradients are
         sent."""
-        chunk = self.chunks[each.chunk]
+        chunk = self.chunks[pass_.chunk]
         at = len(self.rows)
-        if each.kind == "B" and self.recompute:
+        if pass_.kind == "B" and self.recompute:
             held = float(chunk.stored.sum())
             seconds, layers = chunk.workload.forward_time, (chunk.first, chunk.end)
             self._add(Row(stage, "compute", ps.COMPUTE, seconds, 0.0, -1, *layers, holds=held, name=0))
-        if each.kind == "B":
-            self.passes.append((at, each))
-        if split and each.kind == "B":
+        if pass_.kind == "B":
+            self.passes.append((at, pass_))
+        if split and pass_.kind == "B":
             seconds = float((chunk.workload.backward - chunk.weight_seconds).sum())
-            row = self._work(stage, ps.BACKWARD_INPUT, seconds, each, 0.0)
+            row = self._work(stage, ps.BACKWARD_INPUT, seconds, pass_, 0.0)
         else:
-            row = self._gradients(stage, each, split, last)
-        if each.kind == "B" and each.chunk > 0:
-            self._message(row, Pass("B", each.chunk - 1, each.micro), chunk)
+            row = self._gradients(stage, pass_, split, last)
+        if pass_.kind == "B" and pass_.chunk > 0:
+            self._message(row, Pass("B", pass_.chunk - 1, pass_.micro), chunk)
 
-    def _gradients(self, stage: int, each: Pass, split: bool, last: bool) -> int:
+    def _gradients(self, stage: int, pass_: Pass, split: bool, last: bool) -> int:
         """Add the backward pass for a chunk's weights, split where buckets are ready; return its last row."""
-        chunk = self.chunks[each.chunk]
+        chunk = self.chunks[pass_.chunk]
         kind, seconds = (ps.BACKWARD_WEIGHT, chunk.weight_seconds) if split else (ps.BACKWARD, chunk.workload.backward)
-        buckets = self.buckets[each.chunk] if last else ()
+        buckets = self.buckets[pass_.chunk] if last else ()
         ready = sorted({bucket.ready_layer for bucket in buckets} | {0}, reverse=True)
         end, row = len(seconds), -1
         for layer in ready:
-            given = float(chunk.stored[layer:end].sum())
+            freed = float(chunk.stored[layer:end].sum())
             if self.recompute and layer == 0:
-                given += chunk.enters
+                freed += chunk.enters
             if layer < end:
                 place = (chunk.first + layer, chunk.first + end)
-                row = self._work(stage, kind, float(seconds[layer:end].sum()), each, -given, place)
+                row = self._work(stage, kind, float(seconds[layer:end].sum()), pass_, -freed, place)
             end = layer
-            self._sum(stage, each.chunk, [i for i, bucket in enumerate(buckets) if bucket.ready_layer == layer], row)
+            self._sum(stage, pass_.chunk, [i for i, bucket in enumerate(buckets) if bucket.ready_layer == layer], row)
         return row
 
     def _work(
-        self, stage: int, kind: int, seconds: float, each: Pass, holds: float, layers: tuple[int, int] | None = None
+        self, stage: int, kind: int, seconds: float, pass_: Pass, holds: float, layers: tuple[int, int] | None = None
     ) -> int:
-        chunk = self.chunks[each.chunk]
+        chunk = self.chunks[pass_.chunk]
         first, end = layers or (chunk.first, chunk.end)
-        return self._add(Row(stage, "compute", kind, seconds, 0.0, each.micro, first, end, holds=holds))
+        return self._add(Row(stage, "compute", kind, seconds, 0.0, pass_.micro, first, end, holds=holds))
 
     def _message(self, row: int, to: Pass, cut: Chunk) -> None:
         """Send the output of `row` to the rank of another pass, across the cut before a chunk."""
@@ -259,33 +259,33 @@ class Blocks(Template):
         offset = np.cumsum(sizes) - sizes
         n = int(sizes.sum())
         begin = np.array([block.begin for block in blocks], dtype=np.int64)
-        made = ranges(begin[which], sizes)  # the row that each row is copied from
+        source = ranges(begin[which], sizes)  # the row that each row is copied from
         place = np.empty(len(self.rows), dtype=np.int64)
-        place[made[::-1]] = np.arange(n)[::-1]  # index of its first copy
-        n_made, self.n_before = len(self.rows), n - len(self.rows)
+        place[source[::-1]] = np.arange(n)[::-1]  # index of its first copy
+        n_written, self.n_before = len(self.rows), n - len(self.rows)
         self.sums = {chunk: place[rows].tolist() for chunk, rows in self.sums.items()}
         micro = np.repeat(order.micro, sizes)
-        sends = np.array([row.kind == ps.SEND for row in self.rows])[made]
-        carries = np.array([row.kind in (ps.SEND, ps.RECEIVE) for row in self.rows])[made]
+        sends = np.array([row.kind == ps.SEND for row in self.rows])[source]
+        carries = np.array([row.kind in (ps.SEND, ps.RECEIVE) for row in self.rows])[source]
         self.n_alone = int(sends.sum())
         numbers = np.cumsum(sends) - 1  # a message is received by the row after its send
-        compute = np.flatnonzero(np.array([row.lane == "compute" for row in self.rows])[made])
+        compute = np.flatnonzero(np.array([row.lane == "compute" for row in self.rows])[source])
         done = compute[np.searchsorted(compute, np.append(offset[1:], n)) - 1]  # last row of each pass that computes
-        needs = [_copied(self.rows, made), *_between(blocks, which, order, offset, done, len(self.chunks), p2p)]
+        needs = [_copied(self.rows, source), *_between(blocks, which, order, offset, done, len(self.chunks), p2p)]
         ends = np.append(offset, n)[order.offsets[1:]]
         latest = compute[np.searchsorted(compute, ends) - 1].tolist()
         tied, before = self._tied_sums(latest), list[tuple[int, int, int]]()
         for stage, first in enumerate(offset[order.offsets[:-1]].tolist()):
             before += [(first, row, 1) for row in self._end_stage(stage, tied.get(stage))]
-        copied = np.concatenate([made, np.arange(n_made, len(self.rows))])
-        column = {name: each[copied] for name, each in step_of(self.rows, self.lanes).columns.items()}
+        copied = np.concatenate([source, np.arange(n_written, len(self.rows))])
+        column = {name: values[copied] for name, values in step_of(self.rows, self.lanes).columns.items()}
         column["micro"][:n] = np.where(column["micro"][:n] >= 0, micro, -1)
         column["number"][:n] = np.where(carries, numbers, column["number"][:n])
         shared = np.array([len(stages) == 1 for stages in self.groups] + [False])[column["group"]]
         column["number"] += np.where(shared, self.n_alone, 0)
-        after = [(self.n_before + i, need, 0) for i in range(n_made, len(self.rows)) for need in self.rows[i].needs]
+        after = [(self.n_before + i, need, 0) for i in range(n_written, len(self.rows)) for need in self.rows[i].needs]
         more = np.array([*after, *before], dtype=np.int64).reshape(-1, 3)
-        rows, needed = (np.concatenate([*own, more[:, i]]) for i, own in enumerate(zip(*needs, strict=True)))
+        rows, needed = (np.concatenate([*columns, more[:, i]]) for i, columns in enumerate(zip(*needs, strict=True)))
         return Step(column, (rows, needed, np.append(np.zeros(len(rows) - len(more), dtype=np.int64), more[:, 2])))
 
     n_before = 0  # number of copied rows minus that of the rows built
@@ -306,17 +306,17 @@ class Blocks(Template):
         code = ((kind * n + chunk) * 2 + split) * 2 + last
         _, first, which = np.unique(code, return_index=True, return_inverse=True)
         turn = np.argsort(first)
-        made = [self._block(int(stage[i]), order.at(i), bool(last[i]), bool(split[i])) for i in first[turn].tolist()]
-        return made, np.argsort(turn)[which.reshape(-1)]
+        blocks = [self._block(int(stage[i]), order.at(i), bool(last[i]), bool(split[i])) for i in first[turn].tolist()]
+        return blocks, np.argsort(turn)[which.reshape(-1)]
 
-    def _block(self, stage: int, each: Pass, last: bool, split: bool) -> _Block:
+    def _block(self, stage: int, pass_: Pass, last: bool, split: bool) -> _Block:
         begin = len(self.rows)
-        if each.kind == "F":
-            self._forward(stage, each)
+        if pass_.kind == "F":
+            self._forward(stage, pass_)
         else:
-            self._backward(stage, each, last=last, split=split)
+            self._backward(stage, pass_, last=last, split=split)
         sends = next((i for i in range(begin, len(self.rows)) if self.rows[i].kind == ps.SEND), -1)
-        to = Pass(each.kind, each.chunk + (1 if each.kind == "F" else -1), each.micro)
+        to = Pass(pass_.kind, pass_.chunk + (1 if pass_.kind == "F" else -1), pass_.micro)
         return _Block(begin, len(self.rows), sends, self.arrivals.get(to, -1))
 
     # ------------------------------------------------------------ after all passes
@@ -351,13 +351,13 @@ class Blocks(Template):
         return [self._collective(ps.ALL_GATHER, stage, (stage,), part, needs) for part, needs in parts]
 
 
-def _copied(rows: Sequence[Row], made: Ints) -> tuple[Ints, Ints]:
-    """Return the dependencies of copied rows within their own pass; `made` is the row that each is copied from."""
+def _copied(rows: Sequence[Row], source: Ints) -> tuple[Ints, Ints]:
+    """Return the dependencies of copied rows within their own pass; `source` is the row that each is copied from."""
     counts = np.array([len(row.needs) for row in rows], dtype=np.int64)
     flat = np.array([need for row in rows for need in row.needs], dtype=np.int64)
-    own = counts[made]
-    row = np.repeat(np.arange(len(made)), own)
-    return row, flat[ranges((np.cumsum(counts) - counts)[made], own)] + row - made[row]
+    n_needs = counts[source]
+    row = np.repeat(np.arange(len(source)), n_needs)
+    return row, flat[ranges((np.cumsum(counts) - counts)[source], n_needs)] + row - source[row]
 
 
 def _between(

@@ -111,9 +111,9 @@ class Every(NamedTuple):
         n = _n_congruent(self.begin, last, self.offset, self.period)
         if not self.unless:
             return n
-        both = math.lcm(self.period, self.unless)
-        left_out = [each for each in range(0, both, self.unless) if (each - self.offset) % self.period == 0]
-        return n - sum(_n_congruent(self.begin, last, each, both) for each in left_out)
+        common = math.lcm(self.period, self.unless)
+        left_out = [residue for residue in range(0, common, self.unless) if (residue - self.offset) % self.period == 0]
+        return n - sum(_n_congruent(self.begin, last, residue, common) for residue in left_out)
 
     def nth(self, number: int) -> int:
         """Return the step in which the task takes place for the `number`-th time, from 1."""

@@ -46,8 +46,8 @@ class StepProgram:
     groups       ranks of each communicator
     group_of     (n_copies, n_groups of a template), index in `groups` of each group of a template, for each copy
     template_of  (n_copies, n_places), index of the template of each rank
-    batches      (scale, each, later): micro-batch b of a template has the number ``b * scale + copy * each``, plus
-                 `later` for each step after the third, if steps overlap
+    batches      (scale, per_copy, later): micro-batch b of a template has the number
+                 ``b * scale + copy * per_copy``, plus `later` for each step after the third, if steps overlap
     """
 
     templates: tuple[Plan, ...]
@@ -101,13 +101,13 @@ class StepProgram:
             batches=(1, batches, 0),
         )
 
-    def map(self, transform: Callable[..., Plan], *each: Sequence[Any]) -> StepProgram:
+    def map(self, transform: Callable[..., Plan], *sequences: Sequence[Any]) -> StepProgram:
         """Return the program with transformed templates.
 
-        Each template becomes ``transform(template, ...)``, with its elements of the sequences `each`, as in the
+        Each template becomes ``transform(template, ...)``, with its elements of `sequences`, as in the
         built-in map. Only a program of one copy may get new groups, which are groups of ranks.
         """
-        templates = tuple(transform(*arguments) for arguments in zip(self.templates, *each, strict=True))
+        templates = tuple(transform(*arguments) for arguments in zip(self.templates, *sequences, strict=True))
         groups = templates[0].groups
         if len(groups) == len(self.templates[0].groups):
             return dataclasses.replace(self, templates=templates)
@@ -118,7 +118,7 @@ class StepProgram:
     @property
     def cycle(self) -> int:
         """Number of steps after which the tasks repeat."""
-        first = (each.first if isinstance(each, Chosen) else each for each in self.template.cycles)
+        first = (cycle.first if isinstance(cycle, Chosen) else cycle for cycle in self.template.cycles)
         return math.lcm(*(n for every in first for n in (every.period, every.unless) if n))
 
     @property
@@ -195,9 +195,9 @@ class StepProgram:
         Raises ConfigError for fewer than one step.
         """
         plan = self.unroll_all(steps)
-        for chosen in (each for each in plan.cycles if isinstance(each, Chosen)):
+        for chosen in (cycle for cycle in plan.cycles if isinstance(cycle, Chosen)):
             note = f"all periods are {chosen.steps[0]} steps here; during the run, later ones are set by {chosen.by}"
-            cycles = tuple(each.first if each is chosen else each for each in plan.cycles)
+            cycles = tuple(cycle.first if cycle is chosen else cycle for cycle in plan.cycles)
             plan = dataclasses.replace(plan, cycles=cycles, notes=(*plan.notes, note))
         return _taking_place(plan)
 
@@ -208,7 +208,7 @@ class StepProgram:
         template, every = self.template, LiveSteps(self, steps - 1, repeat=False)
         parts = [self._unrolled(every, step) for step in range(steps)]
         column: dict[str, Any] = {name: np.concatenate([part[name].ravel() for part in parts]) for name in parts[0]}
-        lanes = (Lane(int(own[lane.rank]), lane.name, lane.queue) for own in self.ranks for lane in template.lanes)
+        lanes = (Lane(int(ranks[lane.rank]), lane.name, lane.queue) for ranks in self.ranks for lane in template.lanes)
         offsets = np.append(0, np.cumsum(column.pop("counts")))
         return dataclasses.replace(template, lanes=tuple(lanes), groups=self.groups, need_offsets=offsets, **column)
 
@@ -222,14 +222,14 @@ class StepProgram:
         peers[:, grouped] = self.group_of[:, peer[grouped]]
         keys = np.full((n_copies, len(rows)), -1)
         keys[:, keyed] = every.keys[step].start + self.keys_of(rows[keyed])
-        scale, each, later = self.batches
-        numbers = batch * scale + copy * each + later * max(step - (template.n_steps - 1), 0)
+        scale, per_copy, later = self.batches
+        numbers = batch * scale + copy * per_copy + later * max(step - (template.n_steps - 1), 0)
         offsets = template.need_offsets[rows[0] : rows[-1] + 2]
         need = template.needs[offsets[0] : offsets[-1]]
         of = template.step[need]
-        begins, width = np.array([(own.start, (own.stop - own.start) // n_copies) for own in every.rows]).T
+        begins, width = np.array([(tasks.start, (tasks.stop - tasks.start) // n_copies) for tasks in every.rows]).T
         needed = step - source + of
-        own = {name: getattr(template, name)[rows] for name in COLUMNS} | {
+        columns = {name: getattr(template, name)[rows] for name in COLUMNS} | {
             "lane": copy * len(template.lanes) + template.lane[rows],
             "peer": peers,
             "key": keys,
@@ -239,8 +239,8 @@ class StepProgram:
             "holds": self.of_devices("holds", source),
             "counts": np.diff(offsets),
         }
-        own = {name: np.broadcast_to(values, (n_copies, len(rows))) for name, values in own.items()}
-        return own | {"needs": begins[needed] + need - np.array(self._bounds)[of] + copy * width[needed]}
+        columns = {name: np.broadcast_to(values, (n_copies, len(rows))) for name, values in columns.items()}
+        return columns | {"needs": begins[needed] + need - np.array(self._bounds)[of] + copy * width[needed]}
 
     @property
     def n_ranks(self) -> int:
@@ -284,7 +284,7 @@ class StepProgram:
     @cached_property
     def copies(self) -> Copies:
         """Ranks and groups that the template's ranks and groups represent."""
-        instances = [[self.groups[i] for i in np.unique(each).tolist()] for each in self.group_of.T]
+        instances = [[self.groups[i] for i in np.unique(indices).tolist()] for indices in self.group_of.T]
         return Copies(self.ranks, instances[: len(self.template.groups)])
 
     def bound(self, begin: int, end: int, carriers: Carriers | None = None, seconds: Floats | None = None) -> Bound:
@@ -315,10 +315,10 @@ class StepProgram:
         columns += [self._keys[0], *(one.seconds for one in self.templates)]
 
         def shape(step: int) -> list[npt.NDArray[Any]]:
-            rows, own = self.rows(step), every.tasks[self.rows(step)]
-            after = every.following[own["first"][0] : own["last"][-1]]
-            row, same = np.repeat(np.arange(len(own)), own["last"] - own["first"]), template.step[after] == step
-            return [*(each[rows] for each in columns), row[same], after[same] - rows.start]
+            rows, tasks = self.rows(step), every.tasks[self.rows(step)]
+            after = every.following[tasks["first"][0] : tasks["last"][-1]]
+            row, same = np.repeat(np.arange(len(tasks)), tasks["last"] - tasks["first"]), template.step[after] == step
+            return [*(column[rows] for column in columns), row[same], after[same] - rows.start]
 
         if last < N_STEPS - 1 or not all(map(np.array_equal, shape(1), shape(last))):
             raise ConfigError(
@@ -352,7 +352,7 @@ def _taking_place(plan: Plan) -> Plan:
         plan,
         cycles=(),
         need_offsets=np.cumsum([0, *map(len, lists)]),
-        needs=np.array([need for each in lists for need in each], dtype=np.int64),
+        needs=np.array([need for row_needs in lists for need in row_needs], dtype=np.int64),
         **column,
     )
 
@@ -419,8 +419,8 @@ class LiveSteps:
     @cached_property
     def _places(self) -> Ints:
         """First task of each slot, its first row in the template, and the number of rows, (3, n_slots)."""
-        own = [self.program.rows(step) for step in self.sources]
-        places = [(tasks.start, row.start, row.stop - row.start) for tasks, row in zip(self.rows, own, strict=True)]
+        rows = [self.program.rows(step) for step in self.sources]
+        places = [(tasks.start, row.start, row.stop - row.start) for tasks, row in zip(self.rows, rows, strict=True)]
         return np.array(places).T
 
     @property
@@ -486,11 +486,11 @@ class LiveSteps:
         ends = list(itertools.accumulate(n_copies * len(first) for _, first, _ in successors))
         following = np.empty(ends[-1], dtype=np.int64)
         tasks = np.empty(self.rows[-1].stop, dtype=ts.TASK)
-        for slot, (offsets, first, width), end, each in zip(slots, successors, ends, seconds, strict=True):
+        for slot, (offsets, first, width), end, slot_seconds in zip(slots, successors, ends, seconds, strict=True):
             begin = end - n_copies * len(first)
             np.add(first, np.arange(n_copies)[:, None] * width, out=following[begin:end].reshape(n_copies, -1))
             source = self.sources[slot]
-            self._fill(tasks, slot, kinds[:, program.rows(source)], each, begin + offsets, shared[source])
+            self._fill(tasks, slot, kinds[:, program.rows(source)], slot_seconds, begin + offsets, shared[source])
         queue_of = [template.queue[row] for _, row in self.of_keys]
         return TaskTable(tasks, following, np.concatenate([queue_of[step] for step in self.sources]))
 
@@ -500,12 +500,12 @@ class LiveSteps:
         program, step = self.program, self.program.template.step
         # the successors of a step are those of the template's second step
         source = min(slot, 1) if self.repeat else slot
-        own = self.every.tasks[program.rows(source)]
-        after = self.every.following[own["first"][0] : own["last"][-1]]
-        counts, to = own["last"] - own["first"], slot + step[after] - source
+        tasks = self.every.tasks[program.rows(source)]
+        after = self.every.following[tasks["first"][0] : tasks["last"][-1]]
+        counts, to = tasks["last"] - tasks["first"], slot + step[after] - source
         if not self.repeat:
             kept = to <= self.live
-            counts = np.bincount(np.repeat(np.arange(len(own)), counts)[kept], minlength=len(own))
+            counts = np.bincount(np.repeat(np.arange(len(tasks)), counts)[kept], minlength=len(tasks))
             after, to = after[kept], to[kept]
         to = np.where(to > self.live, to - self.live, to)
         begins, _, width = self._places
@@ -562,10 +562,10 @@ class LiveSteps:
 
     def blocks(self, tasks: Records, slot: int) -> Iterator[tuple[slice, Records]]:
         """Yield copies and their tasks in a slot, (n_copies, n), in blocks that fit into the cache."""
-        own = tasks[self.rows[slot]].reshape(len(self.program.ranks), -1)
-        height = max(1, _BLOCK // max(1, own.shape[1]))
-        for begin in range(0, len(own), height):
-            yield slice(begin, begin + height), own[begin : begin + height]
+        by_copy = tasks[self.rows[slot]].reshape(len(self.program.ranks), -1)
+        height = max(1, _BLOCK // max(1, by_copy.shape[1]))
+        for begin in range(0, len(by_copy), height):
+            yield slice(begin, begin + height), by_copy[begin : begin + height]
 
 
 #: maximum number of task records that are written at a time
@@ -649,7 +649,7 @@ def template_of(
     rows, needs = [], []
     for i, step in enumerate(steps):
         there = step.needs[2] <= i
-        row, need, back = (each[there] for each in step.needs)
+        row, need, back = (values[there] for values in step.needs)
         rows.append(begins[i] + row)
         needs.append(begins[i - back] + need)
     offsets, need = csr(np.concatenate(rows), np.concatenate(needs), int(begins[-1]))
@@ -670,10 +670,10 @@ def template_of(
 def task_table(plan: Plan) -> TaskTable:
     """Return the tasks of a plan."""
     first, second = Order(plan).pairs
-    own = plan.kind[first] != SEND
-    own |= plan.kind[second] != RECEIVE
-    own |= plan.key[first] != plan.key[second]  # a receive waits for its message, but not to begin to wait
-    first, second = first[own], second[own]
+    is_kept = plan.kind[first] != SEND
+    is_kept |= plan.kind[second] != RECEIVE
+    is_kept |= plan.key[first] != plan.key[second]  # a receive waits for its message, but not to begin to wait
+    first, second = first[is_kept], second[is_kept]
     offsets, following = csr(first, second, len(plan))
     grouped, queue = plan.collectives, plan.queue
     tasks = np.zeros(len(plan), dtype=ts.TASK)
@@ -698,8 +698,8 @@ def slices(sizes: Sequence[int]) -> list[slice]:
 
 def positions(groups: Sequence[Sequence[int]], group: Ints, rank: Ints) -> Ints:
     """Return the position of each rank in its group; `group` contains indices of `groups`."""
-    sizes = np.array([len(each) for each in groups], dtype=np.int64)
-    members = np.array([member for each in groups for member in each], dtype=np.int64)
+    sizes = np.array([len(ranks) for ranks in groups], dtype=np.int64)
+    members = np.array([member for ranks in groups for member in ranks], dtype=np.int64)
     width = int(members.max(initial=0)) + 1
     codes = np.repeat(np.arange(len(sizes)), sizes) * width + members
     order = np.argsort(codes)

@@ -77,15 +77,15 @@ class MemberSchedules:
         self.order, self.cluster, self.nodes, self.notes, self.of_nccl = order, cluster, nodes, notes, of_nccl
         self.where = None if cluster is None else (cluster, tuple(nodes[place] for place in order.tolist()))
         self._of_size: dict[tuple[str, str | int, Hashable], Schedule] = {}
-        self._known: dict[tuple[str, str | int, float], tuple[Schedule, str | Collective]] = {}
+        self._of_nbytes: dict[tuple[str, str | int, float], tuple[Schedule, str | Collective]] = {}
 
     def of(self, kind: str, algorithm: str | Collective, nbytes: float) -> Schedule:
         """Return the schedule of a kind of collective for a number of bytes per rank."""
         named = algorithm if isinstance(algorithm, str) else id(algorithm)  # custom ones may not be hashable
-        found = self._known.get((kind, named, nbytes))
-        if found is None:
-            found = self._known[kind, named, nbytes] = self._of_bytes(kind, algorithm, nbytes, named), algorithm
-        return found[0]
+        entry = self._of_nbytes.get((kind, named, nbytes))
+        if entry is None:
+            entry = self._of_nbytes[kind, named, nbytes] = self._of_bytes(kind, algorithm, nbytes, named), algorithm
+        return entry[0]
 
     def _of_bytes(self, kind: str, algorithm: str | Collective, nbytes: float, named: str | int) -> Schedule:
         automatic = algorithm == "auto" and kind == "all_reduce"

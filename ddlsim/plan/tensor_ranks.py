@@ -128,8 +128,8 @@ class _Pass:
 def _by_layer(shard: Shard) -> dict[tuple[str, int], list[Exchange]]:
     """Return the exchanges of each (phase, layer)."""
     of_layers: dict[tuple[str, int], list[Exchange]] = {}
-    for each in shard.collectives:
-        of_layers.setdefault((each.phase, each.layer), []).append(each)
+    for exchange in shard.collectives:
+        of_layers.setdefault((exchange.phase, exchange.layer), []).append(exchange)
     return of_layers
 
 
@@ -153,19 +153,19 @@ def _items(
     seconds = workload.forward if phase == "forward" else workload.backward
     span = range(*layers)
     for layer in span if phase == "forward" else reversed(span):
-        own = exchanges.get((phase, layer), ())
+        layer_exchanges = exchanges.get((phase, layer), ())
         if layer in gathers:
             done.exchange(ps.ALL_GATHER, gathers[layer])
         for gathering in (True, False):
-            for each in own:
-                if (each.kind == "all_gather") != gathering:
+            for exchange in layer_exchanges:
+                if (exchange.kind == "all_gather") != gathering:
                     continue
-                if each.beside is None:
-                    done.exchange(KINDS.index(each.kind), each.nbytes)
+                if exchange.beside is None:
+                    done.exchange(KINDS.index(exchange.kind), exchange.nbytes)
                 else:
-                    done.overlap(each.beside, KINDS.index(each.kind), each.nbytes)
+                    done.overlap(exchange.beside, KINDS.index(exchange.kind), exchange.nbytes)
             if gathering:
-                counted = sum(each.beside.counted for each in own if each.beside is not None)
+                counted = sum(exchange.beside.counted for exchange in layer_exchanges if exchange.beside is not None)
                 done.work(layer, max(float(seconds[layer]) - counted, 0.0))
     done.flush()
     return done.items
@@ -212,11 +212,11 @@ def passes_of(plan: Plan, shards: Sequence[Shard], chunks: Sequence[Chunk], *, g
     codes, shape = _codes(plan), plan.n_layers + 1
     different = distinct(codes[codes >= 0])
     items, exchanges = [], [_by_layer(shard) for shard in shards]
-    for each in different.tolist():
-        role, begin, end = map(int, np.unravel_index(each, (3, shape, shape)))
+    for code in different.tolist():
+        role, begin, end = map(int, np.unravel_index(code, (3, shape, shape)))
         phase, kind = ("forward", "backward", "forward")[role], (ps.FORWARD, ps.BACKWARD, ps.COMPUTE)[role]
-        of_kinds = zip(shards, exchanges, strict=True)
-        items.append([_items(own.workload, by, phase, (begin, end), kind, gathers[role % 2]) for own, by in of_kinds])
+        pairs = zip(shards, exchanges, strict=True)
+        items.append([_items(shard.workload, by, phase, (begin, end), kind, gathers[role % 2]) for shard, by in pairs])
     return Passes(different, items)
 
 
@@ -249,24 +249,24 @@ def tensor_ranks(
         return np.where(inside, np.array(values)[item], otherwise)
 
     columns: dict[str, Any] = {name: getattr(plan, name)[source] for name in COLUMNS}
-    lane = np.array([each.lane for each in flat])[item]
-    kind = columns["kind"] = chosen([each.kind for each in flat], columns["kind"])
-    columns["nbytes"] = chosen([each.nbytes for each in flat], columns["nbytes"])
-    named = np.array([each.name for each in flat])[item]
+    task_lane = np.array([task.lane for task in flat])[item]
+    kind = columns["kind"] = chosen([task.kind for task in flat], columns["kind"])
+    columns["nbytes"] = chosen([task.nbytes for task in flat], columns["nbytes"])
+    named = np.array([task.name for task in flat])[item]
     columns["name"] = np.where(inside & (named >= 0), len(plan.names) + named, columns["name"])
-    exchanging = inside & (lane > 0)
+    exchanging = inside & (task_lane > 0)
     columns["name"][exchanging] = columns["batch"][exchanging] = -1
-    columns["first"] = chosen([each.layers[0] for each in flat], columns["first"])
-    columns["end"] = chosen([each.layers[1] for each in flat], columns["end"])
-    every = np.stack([each.seconds for each in plans])
+    columns["first"] = chosen([task.layers[0] for task in flat], columns["first"])
+    columns["end"] = chosen([task.layers[1] for task in flat], columns["end"])
+    every = np.stack([variant.seconds for variant in plans])
     columns["seconds"] = np.where(inside, seconds[kind_of_worker, item], every[kind_of_worker, source])
     holder = np.where(plan.holds[source] > 0.0, nth == 0, nth == counts[source] - 1)  # first item allocates, last frees
     columns["holds"] = np.where(holder, columns["holds"], 0.0)
 
-    lanes = [Lane(each.rank * tensor + j, each.name, each.queue) for each in plan.lanes for j in range(tensor)]
+    lanes = [Lane(lane.rank * tensor + j, lane.name, lane.queue) for lane in plan.lanes for j in range(tensor)]
     columns["lane"] = plan.lane[source] * tensor + member
     for number, name in enumerate(LANES[1:], 1):
-        mine = inside & (lane == number)
+        mine = inside & (task_lane == number)
         if mine.any():
             columns["lane"][mine] = len(lanes) + worker[mine]
             lanes += [Lane(rank, name) for rank in range(plan.n_ranks * tensor)]
@@ -284,7 +284,7 @@ def tensor_ranks(
     columns["key"] = _keys(plan, which, flat, sizes, source, member, item, exchanging, kind, before[group, member])
     columns |= _needs(plan, flat, starts, counts, source, item, nth, tensor)
     groups = (
-        *(tuple(rank * tensor + j for rank in each) for each in plan.groups for j in range(tensor)),
+        *(tuple(rank * tensor + j for rank in ranks) for ranks in plan.groups for j in range(tensor)),
         *(tuple(range(rank * tensor, (rank + 1) * tensor)) for rank in range(n_groups)),
     )
     return dataclasses.replace(
@@ -309,12 +309,12 @@ def _keys(
     of_rows  which pass each row of the plan is, -1 if none
     """
     tensor = int(member.max(initial=0)) + 1
-    width = [(tensor if each.kind == ps.SEND else each.kind >= ps.ALL_REDUCE) if each.lane else 0 for each in flat]
+    width = [(tensor if task.kind == ps.SEND else task.kind >= ps.ALL_REDUCE) if task.lane else 0 for task in flat]
     until = np.cumsum([0, *width])
     begins = np.cumsum(sizes) - sizes
     offset = until[:-1].copy()  # a message is received by the item after its send
-    for i, each in enumerate(flat):
-        if each.lane > 0 and each.kind == ps.RECEIVE:
+    for i, task in enumerate(flat):
+        if task.lane > 0 and task.kind == ps.RECEIVE:
             offset[i] = offset[i - 1]
     of_pass = np.where(of_rows >= 0, (until[begins + sizes] - until[begins])[of_rows], 0)
     first = np.cumsum(of_pass) - of_pass
@@ -335,8 +335,8 @@ def _needs(
     row, members = plan.needing, np.arange(tensor)
     outer = (starts[row] + members[:, None] * counts[row]).ravel()
     needed = (starts[plan.needs] + members[:, None] * counts[plan.needs] + counts[plan.needs] - 1).ravel()
-    lengths = np.array([len(each.needs) for each in flat], dtype=np.int64)
-    every = np.array([need for each in flat for need in each.needs], dtype=np.int64)
+    lengths = np.array([len(task.needs) for task in flat], dtype=np.int64)
+    every = np.array([need for task in flat for need in task.needs], dtype=np.int64)
     at = np.cumsum(lengths) - lengths
     rows = np.flatnonzero(item >= 0)
     many = lengths[item[rows]]
@@ -360,7 +360,7 @@ def check_groups(cluster: Cluster, nodes: Ints, *, inside: bool) -> None:
     tensor = nodes.shape[1]
     if not (machine != machine[:, :1]).any():
         return
-    if any(len(distinct(np.nonzero(machine == each)[0])) > 1 for each in distinct(machine)):
+    if any(len(distinct(np.nonzero(machine == number)[0])) > 1 for number in distinct(machine)):
         most = int(np.unique(machine, return_counts=True)[1].min())
         raise ConfigError(
             f"Parallel: tensor = {tensor}: tensor groups would cross machine boundaries unevenly; the "
@@ -410,7 +410,7 @@ class GroupSchedules:
         host = cluster.host_of[places]
         if usual == "ring" and kind == "all_reduce" and (host != host[0]).any():
             schedules = schedule, build("hierarchical", len(places), nbytes, where=(cluster, places))
-            schedule = min(schedules, key=lambda each: schedule_time(cluster, each, places, nbytes))
+            schedule = min(schedules, key=lambda candidate: schedule_time(cluster, candidate, places, nbytes))
         return reorder(schedule, order)
 
     def beside(
@@ -438,7 +438,7 @@ class GroupSchedules:
 
 @functools.lru_cache(maxsize=16)
 def _orders(cluster: Cluster, nodes: tuple[tuple[int, ...], ...]) -> Ints:
-    return np.stack([cluster.locality_order(np.array(each)) for each in nodes])
+    return np.stack([cluster.locality_order(np.array(group_nodes)) for group_nodes in nodes])
 
 
 # ---------------------------------------------------------------- seconds on idle links
@@ -468,7 +468,7 @@ def with_exchanges(shard: Shard, seconds: Seconds) -> Workload:
     more: dict[tuple[object, ...], float] = {}
     for (phase, layer), exchanges in by_layer.items():
         computing = float(passes[phase][layer])
-        key = (computing, *((each.kind, each.nbytes, each.beside) for each in exchanges))
+        key = (computing, *((exchange.kind, exchange.nbytes, exchange.beside) for exchange in exchanges))
         if key not in more:
             items = _items(work, by_layer, phase, (layer, layer + 1), ps.COMPUTE, {})
             more[key] = float(timeline(items, seconds)[1].max())

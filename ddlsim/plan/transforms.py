@@ -151,9 +151,9 @@ def _waiting(plan: Plan, sums: Ints, computing: Bools) -> tuple[Ints, Ints]:
     of_lane: dict[int, int] = {}
     for need in sorted(is_sum, reverse=True) if not plan.queues else ():
         lane = int(plan.lane[need])
-        own = [rows[at] for rows, at in ((first, need), (of_lane, lane)) if at in rows]
-        if own:
-            first[need] = of_lane[lane] = min(own)
+        candidates = [rows[at] for rows, at in ((first, need), (of_lane, lane)) if at in rows]
+        if candidates:
+            first[need] = of_lane[lane] = min(candidates)
     tasks = [first.get(need, -1) for need in sums.tolist()]
     return np.array(tasks, dtype=np.int64), np.array([latest.get(task, -1) for task in tasks], dtype=np.int64)
 
@@ -202,20 +202,20 @@ def expanded(plan: Plan, tasks: Mapping[int, Sequence[Task]], **fields: Any) -> 
     Successors of a replaced row depend on those replacements that no other replacement needs. Keys can be any numbers.
     """
     counts = np.ones(len(plan), dtype=np.int64)
-    counts[list(tasks)] = [len(each) for each in tasks.values()]
+    counts[list(tasks)] = [len(row_tasks) for row_tasks in tasks.values()]
     begin = np.cumsum(counts) - counts
     source = np.repeat(np.arange(len(plan)), counts)
     column: dict[str, Any] = {name: getattr(plan, name)[source] for name in COLUMNS}
     firsts, ends, pairs = dict[int, list[int]](), dict[int, list[int]](), list[tuple[int, int]]()
-    for old, each in tasks.items():
+    for old, row_tasks in tasks.items():
         at = int(begin[old])
-        for place, task in enumerate(each, at):
+        for place, task in enumerate(row_tasks, at):
             for name, value in task.columns.items():
                 column[name][place] = value
             pairs += [(place, at + need) for need in task.after]
-        firsts[old] = [place for place, task in enumerate(each, at) if not task.after]
-        needed = {need for task in each for need in task.after}
-        ends[old] = [at + place for place in range(len(each)) if place not in needed]
+        firsts[old] = [place for place, task in enumerate(row_tasks, at) if not task.after]
+        needed = {need for task in row_tasks for need in task.after}
+        ends[old] = [at + place for place in range(len(row_tasks)) if place not in needed]
     row, need = plan.needing, plan.needs
     plain = ~np.isin(row, list(tasks)) & ~np.isin(need, list(tasks))
     for a, b in zip(row[~plain].tolist(), need[~plain].tolist(), strict=True):
@@ -275,11 +275,11 @@ def with_partial_norms(plan: Plan, workloads: Sequence[Workload], *rounds: Seque
     Raises ConfigError for a plan that updates layers one by one.
     """
     sums = [
-        [(ranks, 2.0 * FP32_NBYTES * n) for ranks, n, size in each if n and size > 1]
-        for each in rounds
+        [(ranks, 2.0 * FP32_NBYTES * n) for ranks, n, size in groups if n and size > 1]
+        for groups in rounds
         if any(workload.norms > 0.0 for workload in workloads)
     ]
-    sums = [each for each in sums if each]
+    sums = [groups for groups in sums if groups]
     return _with_norms(plan, workloads, 1.0, ps.ALL_REDUCE, sums) if sums else plan
 
 
@@ -320,7 +320,7 @@ def _with_norms(
     for row in updates.tolist():
         of_ranks.setdefault((int(plan.step[row]), int(plan.rank[row])), []).append(row)
     groups, ends = list(plan.groups), key_ends(plan).tolist()
-    sums = [(i, tuple(ranks), size) for i, each in enumerate(rounds) for ranks, size in each]
+    sums = [(i, tuple(ranks), size) for i, collectives in enumerate(rounds) for ranks, size in collectives]
     tasks: list[dict[str, float]] = []
     before, needing, needed, chain = list[int](), *(list[tuple[int, int]]() for _ in range(3))
     for (step, rank), rows in of_ranks.items():
@@ -339,7 +339,7 @@ def _with_norms(
         needed.append((rows[0], len(tasks) - 1))
     changed = plan.seconds.copy()
     changed[updates] *= 1.0 - of_update[updates]
-    whole = dataclasses.replace(
+    extended = dataclasses.replace(
         plan,
         lanes=(*plan.lanes, *(Lane(r, "norms") for r in range(plan.n_ranks))),
         groups=tuple(groups),
@@ -348,7 +348,7 @@ def _with_norms(
     )
     columns: dict[str, Any] = {name: np.array([task[name] for task in tasks]) for name in _TASK}
     columns["name"] = len(plan.names)
-    return inserted(whole, (NORMS,), np.array(before), columns, pairs(needing), pairs(needed), pairs(chain))
+    return inserted(extended, (NORMS,), np.array(before), columns, pairs(needing), pairs(needed), pairs(chain))
 
 
 # ---------------------------------------------------------------- gathers of updated weights
@@ -360,8 +360,8 @@ def gathered_as(plan: Plan, workload: Workload, param_dtype: str | None = None) 
     element = workload.gradient_nbytes / max(1.0, workload.model.gradient_nbytes(1))
     if not element:
         return plan
-    each = [workload.gathered_nbytes(part.first, part.end, param_dtype) for part in plan.parts]
-    share = np.where(plan.kind == ps.ALL_GATHER, np.take([*each, element], plan.part) / element, 1.0)
+    gathered_nbytes = [workload.gathered_nbytes(part.first, part.end, param_dtype) for part in plan.parts]
+    share = np.where(plan.kind == ps.ALL_GATHER, np.take([*gathered_nbytes, element], plan.part) / element, 1.0)
     return dataclasses.replace(plan, nbytes=share * plan.nbytes)
 
 
@@ -499,21 +499,21 @@ def as_messages(plan: Plan, services: Mapping[int, Service] = MappingProxyType({
     for row in plan.rows(ps.PUSH_PULL).tolist():
         nbytes = float(plan.nbytes[row])
         pushed, pulled, seconds = services.get(int(plan.key[row]), Service(nbytes, nbytes, (0.0,) * n))
-        own = plan.lanes[plan.lane[row]].name
+        lane = plan.lanes[plan.lane[row]].name
         others = [rank for rank in plan.groups[plan.peer[row]] if (rank in servers) != (int(plan.rank[row]) in servers)]
         if int(plan.rank[row]) in servers:
-            tasks[row] = [Task(message(row, to, pushed, ps.RECEIVE, f"{own} {to}")) for to in others]
+            tasks[row] = [Task(message(row, to, pushed, ps.RECEIVE, f"{lane} {to}")) for to in others]
             arrived: Sequence[int] = range(len(others))
             if (needed := seconds[plan.servers.index(int(plan.rank[row]))]) > 0.0:
                 work = {"kind": ps.COMPUTE, "seconds": needed, "nbytes": 0.0, "peer": -1, "key": -1, "part": -1}
                 tasks[row].append(Task(work, arrived))
                 arrived = [len(others)]
-            tasks[row] += [Task(message(row, to, pulled, ps.SEND, f"{own} {to}"), arrived) for to in others]
+            tasks[row] += [Task(message(row, to, pulled, ps.SEND, f"{lane} {to}"), arrived) for to in others]
             continue
         tasks[row] = []
         for place, to in enumerate(others):
             tasks[row] += [
-                Task(message(row, to, pushed, ps.SEND, f"{own} {to}")),
-                Task(message(row, to, pulled, ps.RECEIVE, f"{own} {to}"), [2 * place]),
+                Task(message(row, to, pushed, ps.SEND, f"{lane} {to}")),
+                Task(message(row, to, pulled, ps.RECEIVE, f"{lane} {to}"), [2 * place]),
             ]
     return expanded(plan, tasks, lanes=tuple(lanes)) if tasks else plan

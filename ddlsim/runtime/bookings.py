@@ -83,7 +83,7 @@ class Shape:
 
     def task(self, rank: int, rows: Ints) -> int:
         """Return the task, among those of all copies, that is the row of a rank's place, given those of all places."""
-        copy, place = (int(each[rank]) for each in self.program.place_of)
+        copy, place = (int(column[rank]) for column in self.program.place_of)
         n: int = self.rows.stop - self.rows.start
         return copy * n + int(rows[place])
 
@@ -192,15 +192,15 @@ class Shape:
         tasks = self.tasks(rows)
         order = np.argsort(keys, kind="stable")
         named = []
-        for own in np.split(tasks[order], np.flatnonzero(np.diff(keys[order])) + 1):
-            if len(own):
-                copy, row = divmod(int(own[0]), n)
+        for key_tasks in np.split(tasks[order], np.flatnonzero(np.diff(keys[order])) + 1):
+            if len(key_tasks):
+                copy, row = divmod(int(key_tasks[0]), n)
                 what = self._label(copy, self.rows.start + row)
                 name = f"bucket {part[row]}"
                 name = f"{what} of {name}" if several else name
                 number = plan.name[self.rows.start + row]
                 other = plan.names[number] if number >= 0 else what
-                named.append((name if part[row] >= 0 else other, own))
+                named.append((name if part[row] >= 0 else other, key_tasks))
         messages = self.tasks(np.flatnonzero(kind == pl.SEND))
         return [*named, ("message", messages)] if len(messages) else named
 
@@ -243,15 +243,15 @@ class Bookings:
         self.recorder, self.members, self.shapes = recorder, members, shapes
         self.seconds = {kind: np.zeros(n) for kind in (rc.COMPUTE, rc.COMMUNICATION, rc.WAITING, rc.INPUT)}
         self.booked, self.idle = np.full(n, start), np.zeros(n)
-        for own in members:  # they stand still together
-            stops = sorted(stop for worker in own for stop in recorder.stops.get(worker, ()))
-            recorder.stops.update({worker: stops for worker in own if stops})
+        for workers in members:  # they stand still together
+            stops = sorted(stop for worker in workers for stop in recorder.stops.get(worker, ()))
+            recorder.stops.update({worker: stops for worker in workers if stops})
         self.step_end: list[Floats] = []
         #: of the latest steps, the last one first: ends of tasks (s), and for each exchange when all its data was
         #: available (s)
         self._ends: deque[Floats] = deque(maxlen=len(shapes))
         self._entered: deque[Floats] = deque(maxlen=len(shapes))
-        self._first = np.array([own[0] for own in members], dtype=np.int64)
+        self._first = np.array([workers[0] for workers in members], dtype=np.int64)
 
     def shape(self, step: int) -> Shape:
         """Return the shape of a step."""
@@ -323,18 +323,19 @@ class Bookings:
         number = folding.kind[rank] * n_passes + which  # of the timeline
         apart = np.full(len(self.members), self.recorder.keep_spans)
         apart[rank[begun & np.isnan(end)]] = True  # ranks that are in the middle of a pass
-        whole = np.flatnonzero(begun & ~apart[rank])
+        ended = np.flatnonzero(begun & ~apart[rank])
         # sums of ones are exact in any order; those of seconds are not
-        times = np.bincount(rank[whole] * len(self._shares) + number[whole], minlength=len(apart) * len(self._shares))
+        times = np.bincount(rank[ended] * len(self._shares) + number[ended], minlength=len(apart) * len(self._shares))
         self._times += times.reshape(len(apart), -1) @ self._shares
-        whole = whole[np.argsort(number[whole].astype(np.min_scalar_type(len(self._shares))), kind="stable")]
-        exchanging = np.array([each.exchanging for of_kind in folding.timelines for each in of_kind])[number[whole]]
-        np.add.at(self.seconds[rc.COMPUTE], rank[whole], -exchanging)
-        np.add.at(self.seconds[rc.COMMUNICATION], rank[whole], exchanging)
+        ended = ended[np.argsort(number[ended].astype(np.min_scalar_type(len(self._shares))), kind="stable")]
+        exchanging = np.array([timeline.exchanging for timelines in folding.timelines for timeline in timelines])
+        exchanging = exchanging[number[ended]]
+        np.add.at(self.seconds[rc.COMPUTE], rank[ended], -exchanging)
+        np.add.at(self.seconds[rc.COMMUNICATION], rank[ended], exchanging)
         done = begun & apart[rank]
-        for each in distinct(number[done]).tolist():
-            kind, of_pass = divmod(each, n_passes)
-            timeline, rows = folding.timelines[kind][of_pass], np.flatnonzero(done & (number == each))
+        for index in distinct(number[done]).tolist():
+            kind, of_pass = divmod(index, n_passes)
+            timeline, rows = folding.timelines[kind][of_pass], np.flatnonzero(done & (number == index))
             under_way = np.minimum(now - start[rows], timeline.seconds)
             took = np.where(np.isnan(end[rows]), under_way, timeline.seconds)
             self._exchanges(folding, kind, timeline, rank[rows], start[rows], took)
@@ -350,10 +351,10 @@ class Bookings:
     def _shares(self) -> Floats:
         """How often each exchange happens in each pass that is over, (n_kinds * n_passes, n_exchanges)."""
         assert self.folding is not None
-        timelines = [each for of_kind in self.folding.timelines for each in of_kind]
+        timelines = [timeline for of_kind in self.folding.timelines for timeline in of_kind]
         shares = np.zeros((len(timelines), len(self.folding.exchanges)))
-        for own, timeline in zip(shares, timelines, strict=True):
-            np.add.at(own, timeline.exchange, timeline.shares(timeline.seconds))
+        for row, timeline in zip(shares, timelines, strict=True):
+            np.add.at(row, timeline.exchange, timeline.shares(timeline.seconds))
         return shares
 
     def _exchanges(
@@ -361,8 +362,8 @@ class Bookings:
     ) -> None:
         """Count the exchanges of the same pass of several ranks; `took` is the seconds that each rank was in them."""
         shares = timeline.shares(took[:, None]).T
-        each = zip(timeline.exchange.tolist(), timeline.begun, timeline.over, shares, strict=True)
-        for exchange, begun, over, share in each:
+        exchanges = zip(timeline.exchange.tolist(), timeline.begun, timeline.over, shares, strict=True)
+        for exchange, begun, over, share in exchanges:
             np.add.at(self._times[:, exchange], ranks, share)
             if not self.recorder.keep_spans:
                 continue
@@ -412,10 +413,10 @@ class Bookings:
     def _keep(self, kind: str, names: Texts, ranks: Ints, starts: Floats, ends: Floats) -> None:
         """Show spans of ranks on the tracks of all workers that they represent."""
         for name in distinct(names).tolist():
-            own = np.flatnonzero((names == name) & (ends > starts))
-            workers = [self.members[rank] for rank in ranks[own].tolist()]
-            places = np.repeat(own, [len(each) for each in workers])
-            flat = np.array([worker for each in workers for worker in each], dtype=np.int64)
+            rows = np.flatnonzero((names == name) & (ends > starts))
+            workers = [self.members[rank] for rank in ranks[rows].tolist()]
+            places = np.repeat(rows, [len(group) for group in workers])
+            flat = np.array([worker for group in workers for worker in group], dtype=np.int64)
             self.recorder.keep(Spans(kind, name, flat, starts[places], ends[places]))
 
     def exchange(self, name: str, ranks: Ints, tasks: Records, rows: Ints) -> None:
@@ -423,16 +424,16 @@ class Bookings:
         over = ~np.isnan(tasks["end"][rows]) & (tasks["kind"][rows] != SKIPPED)
         done = tasks[rows[over]]
         who = [np.array(self.members[rank], dtype=np.int64) for rank in ranks[over].tolist()]
-        times = [np.repeat(done[column], [len(each) for each in who]) for column in ("start", "end")]
+        times = [np.repeat(done[column], [len(group) for group in who]) for column in ("start", "end")]
         workers = np.concatenate([np.zeros(0, dtype=np.int64), *who])
         self.recorder.columns.append(Spans(rc.TRANSFER, name, workers, *times))
 
     def close(self, now: float, waits: dict[int, str]) -> None:
         """Pass all records to the recorder at the end of a run; `waits` describes what ranks are waiting for."""
         recorder, ends = self.recorder, np.array(self.step_end).reshape(-1, len(self.members))
-        for rank, own in enumerate(self.members):
+        for rank, workers in enumerate(self.members):
             step_end = ends[:, rank][ends[:, rank] <= now].tolist()
-            for worker in own:
+            for worker in workers:
                 for kind, seconds in self.seconds.items():
                     recorder.seconds[worker][kind] += float(seconds[rank])
                 recorder.booked[worker] = float(self.booked[rank])

@@ -184,8 +184,8 @@ class Coding:
     def finish(self, encoded: Sequence[Encoded], before: Outcome, rng: Callable[[int], np.random.Generator]) -> Outcome:
         """Return the outcome of all senders' messages; `rng` is the stream of each of them, then the server's."""
         if self.served:
-            alone = [finish(self.compressor, [each]) for each in encoded]
-            average, states = mean([each.mean for each in alone]), [each.states[0] for each in alone]
+            alone = [finish(self.compressor, [message]) for message in encoded]
+            average, states = mean([outcome.mean for outcome in alone]), [outcome.states[0] for outcome in alone]
             if self.down is None:
                 return Outcome(average, states, answer=FP32_NBYTES * average.size)
             done = exchange(self.down, [average], [before.server], [rng(self.n_senders)])
@@ -298,7 +298,7 @@ class Codec:
     def sizes_known(self) -> bool:
         """Whether sizes are independent of values."""
         compressors = (self.pieces[0].compressor, self.pieces[0].down)
-        return all(each is None or each.expected_nbytes(1) is not None for each in compressors)
+        return all(compressor is None or compressor.expected_nbytes(1) is not None for compressor in compressors)
 
     @property
     def value_notes(self) -> list[str]:
@@ -313,9 +313,9 @@ class Codec:
     def nbytes(self, step: int, piece: int, place: int) -> tuple[float, ...]:
         """Return the bytes of a sender's messages for a piece, one per round. When only a plan is shown, sizes that
         depend on values are replaced by uncompressed ones."""
-        known = self.pieces[piece].compressor.expected_nbytes(self.pieces[piece].n, step)
-        if known is not None:
-            return tuple(float(size) for size in known)
+        expected = self.pieces[piece].compressor.expected_nbytes(self.pieces[piece].n, step)
+        if expected is not None:
+            return tuple(float(size) for size in expected)
         if self._shows_plan:
             return (FP32_NBYTES * self.pieces[piece].n,)
         sizes = self._at(step).nbytes
@@ -332,9 +332,9 @@ class Codec:
             sizes = self.pieces[piece].compressor.expected_nbytes(n, step)
             sparse = self.choice.compressor.traits.sparse_answer and sizes is not None
             return 2.0 * sizes[-1] if sparse and sizes is not None else FP32_NBYTES * n
-        known = down.expected_nbytes(n, step)
-        if known is not None:
-            return float(sum(known))
+        expected = down.expected_nbytes(n, step)
+        if expected is not None:
+            return float(sum(expected))
         if self._shows_plan:
             return FP32_NBYTES * n
         outcome = self._outcome(step, piece if self.by_piece else 0)
@@ -367,8 +367,8 @@ class Codec:
         return self._steps[step]
 
     def _encoded(self, step: int, unit: int, place: int) -> Value[Encoded]:
-        made = self._at(step).encoded
-        if (unit, place) not in made:
+        encoded = self._at(step).encoded
+        if (unit, place) not in encoded:
             this = self._units[unit]
 
             def encode(vector: Array, before: Outcome) -> Encoded:
@@ -376,12 +376,12 @@ class Codec:
                 with _diverging(f"worker {self.ranks[place]} cannot compress what it sends {self.name}in step {step}"):
                     return this.coding.encode(part, before.states[place], self._stream(place, step, unit))
 
-            made[unit, place] = self.learner.plane.apply(encode, self.vector(step, place), this.before)
-        return made[unit, place]
+            encoded[unit, place] = self.learner.plane.apply(encode, self.vector(step, place), this.before)
+        return encoded[unit, place]
 
     def _outcome(self, step: int, unit: int) -> Value[Outcome]:
-        made = self._at(step).outcome
-        if unit not in made:
+        outcomes = self._at(step).outcome
+        if unit not in outcomes:
             this = self._units[unit]
 
             def finished(before: Outcome, *encoded: Encoded) -> Outcome:
@@ -389,8 +389,8 @@ class Codec:
                     return this.coding.finish(encoded, before, lambda place: self._stream(place, step, unit))
 
             messages = [self._encoded(step, unit, place) for place in range(self.n_senders)]
-            made[unit] = self.learner.plane.apply(finished, this.before, *messages)
-        return made[unit]
+            outcomes[unit] = self.learner.plane.apply(finished, this.before, *messages)
+        return outcomes[unit]
 
     def _stream(self, place: int, step: int, unit: int) -> np.random.Generator:
         """Return the random stream of a sender; beyond the last place, that of the server."""

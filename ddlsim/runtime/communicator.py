@@ -67,7 +67,7 @@ class Communicator:
         self._entered = [0] * self.n_ranks  # collectives entered by each member
         self._schedules = MemberSchedules(self.order, context.cluster, self.nodes, context.notes, of_nccl=True)
         self._costs: dict[tuple[str, str | Collective], Callable[[Phase], KnownCost]] = {}
-        self._known: dict[tuple[Phase, ...], KnownCost] = {}
+        self._totals: dict[tuple[Phase, ...], KnownCost] = {}
         self._stream_end = 0.0
 
     def _ordered(self, rank_order: str | Sequence[int]) -> Ints:
@@ -151,8 +151,8 @@ class Communicator:
         """Return the cost of collectives of the phase's kind and algorithm."""
         chosen = phase.algorithm or ("auto" if phase.kind == "all_reduce" else "ring")
         if (phase.kind, chosen) not in self._costs:
-            made = known_cost(self.context, self.fabric.cost, self.owner, chosen, phase.groups[0], phase.kind)
-            self._costs[phase.kind, chosen] = made
+            cost = known_cost(self.context, self.fabric.cost, self.owner, chosen, phase.groups[0], phase.kind)
+            self._costs[phase.kind, chosen] = cost
         return self._costs[phase.kind, chosen]
 
     def enter(
@@ -217,8 +217,8 @@ class Communicator:
         if not operation.n_missing:
 
             def ended(end: float) -> None:
-                for each in operation.joined:
-                    loop.trigger_at(each, end)
+                for waiting in operation.joined:
+                    loop.trigger_at(waiting, end)
 
             self.run(phases(), ended)
         return event
@@ -228,15 +228,15 @@ class Communicator:
 
         `ended` is called with the end time in s, now or later.
         """
-        loop, known = self.context.loop, self._known_of(phases)
+        loop, cost = self.context.loop, self._known_of(phases)
         start = max(loop.now, self._stream_end)
         if loop.network.is_shared:
-            channels = np.flatnonzero(known.traffic.busy).tolist()
+            channels = np.flatnonzero(cost.traffic.busy).tolist()
             nodes = {node for phase in phases for group in phase.groups for node in group}
-            if known.is_disturbed(loop, start, [self, *channels], set(channels), nodes):
-                known.run(loop, start, [self, *channels], ended)
+            if cost.is_disturbed(loop, start, [self, *channels], set(channels), nodes):
+                cost.run(loop, start, [self, *channels], ended)
                 return
-        self._stream_end = loop.known(start, known.seconds, known.traffic)
+        self._stream_end = loop.run_known(start, cost.seconds, cost.traffic)
         ended(self._stream_end)
 
     def _check_open(self) -> None:
@@ -253,13 +253,13 @@ class Communicator:
         )
 
     def _known_of(self, phases: tuple[Phase, ...]) -> KnownCost:
-        if phases not in self._known:
+        if phases not in self._totals:
             total = KnownCost.none(self.context.cluster)
             for phase in phases:
                 total = total.then(self._cost(phase)(phase))
             busy = np.where(total.traffic.busy > 0.0, total.seconds, 0.0)  # occupied until its last phase ends
-            self._known[phases] = replace(total, traffic=total.traffic._replace(busy=busy))
-        return self._known[phases]
+            self._totals[phases] = replace(total, traffic=total.traffic._replace(busy=busy))
+        return self._totals[phases]
 
     def phases(self, kind: str, nbytes: float, algorithm: str | Collective | None = None) -> tuple[Phase, ...]:
         """Return the phases of a collective whose time is known.

@@ -200,8 +200,8 @@ def slow_rows(members: Sequence[Sequence[Worker]]) -> tuple[Ints, list[tuple[flo
     """Return the slow-downs of ranks that each represent some workers: the first row of each rank, -1 for none, and the
     rows (until (s), factor) of all ranks. The slowest worker of a rank counts."""
     first, rows = np.full(len(members), -1), list[tuple[float, float]]()
-    for rank, own in enumerate(members):
-        slowed = [slow_intervals(worker.slowdowns) for worker in own if worker.slowdowns]
+    for rank, workers in enumerate(members):
+        slowed = [slow_intervals(worker.slowdowns) for worker in workers if worker.slowdowns]
         if slowed:
             first[rank] = len(rows)
             ends = np.unique([end for intervals in slowed for end, _ in intervals])

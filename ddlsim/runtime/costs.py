@@ -7,7 +7,7 @@ their links impose (:class:`Charge`), and the formula of a measured curve.
 as messages along the same links, phase by phase. It ends later than its known time by as much as these messages take
 longer than on an idle network. A library that gets less out of a link than its bandwidth also holds the link for the
 rest of its time: this is sent after the bytes, and counted as overhead. Otherwise, a collective of known time takes no
-network time by itself (:meth:`ddlsim.runtime.loop.Loop.known`).
+network time by itself (:meth:`ddlsim.runtime.loop.Loop.run_known`).
 
 The bytes of a link are those of the collective's own schedule (:func:`by_schedule`), or those of a library that spreads
 its rings or trees over all links (:func:`spread`). Inside a machine, the rings are those of NCCL's search
@@ -67,9 +67,9 @@ def parts_of(seconds: Callable[[Cluster], float], cluster: Cluster, nbytes: floa
     hardly = 1e-15 * cluster.link_latency  # with latency 0, messages could take other routes
     free = dataclasses.replace(cluster, link_latency=hardly, send_overhead=idle, recv_overhead=idle)
     fast = dataclasses.replace(free, link_bandwidth=2.0 * free.link_bandwidth)
-    whole, bytes_only, faster = (seconds(c) for c in (cluster, free, fast))
+    total, bytes_only, faster = (seconds(c) for c in (cluster, free, fast))
     per_byte = 2.0 * (bytes_only - faster)
-    return Parts(nbytes, whole - bytes_only, per_byte, bytes_only - per_byte)
+    return Parts(nbytes, total - bytes_only, per_byte, bytes_only - per_byte)
 
 
 def schedule_parts(cluster: Cluster, schedule: Schedule, nodes: Sequence[int], nbytes: float) -> Parts:
@@ -294,9 +294,9 @@ class Load:
             framed = details.frame_header[routes.links] > 0.0
             np.maximum.at(header, of[framed], details.frame_header[routes.links[framed]])
             np.minimum.at(payload, of[framed], details.frame_payload[routes.links[framed]])
-            whole = messages[2][which.reshape(-1)]  # a pair's bytes are sent as one message
-            wire += np.divide(nbytes, whole, out=np.zeros_like(nbytes), where=whole > 0.0) * (
-                header * np.ceil(whole / payload)
+            message_nbytes = messages[2][which.reshape(-1)]  # a pair's bytes are sent as one message
+            wire += np.divide(nbytes, message_nbytes, out=np.zeros_like(nbytes), where=message_nbytes > 0.0) * (
+                header * np.ceil(message_nbytes / payload)
             )
         channel = cluster.link_channel[routes.links]
         carried = np.bincount(channel, nbytes[of] * routes.share, cluster.n_channels).astype(np.float64)
@@ -397,27 +397,27 @@ def _by_curve(
     )
     warned: list[str] = []
 
-    def known(phase: Phase) -> KnownCost:
+    def cost_of(phase: Phase) -> KnownCost:
         cluster, nbytes = context.cluster, phase.nbytes
         if not least <= nbytes <= most and not warned:
             warned.append(f"the curve was measured from {least} to {most} bytes; {nbytes:.0f} bytes are extrapolated")
             context.notes.append(warned[0])
         plans = [_schedule(context, algorithm, group, nbytes, kind) for group in phase.groups]
-        seconds, moving, own, wide = 0.0, 0.0, Load(cluster), Load(cluster)
+        seconds, moving, narrow, wide = 0.0, 0.0, Load(cluster), Load(cluster)
         for group, plan in zip(phase.groups, plans, strict=True):
             parts = schedule_parts(cluster, plan, group, nbytes)
             seconds = max(seconds, curve_seconds(parts, curve.per_message, curve.sizes, curve.per_byte))
             moving = max(moving, curve_seconds(parts, 0.0, curve.sizes, curve.per_byte) - parts.reduction)
-            by_schedule(own, plan, group, nbytes)
+            by_schedule(narrow, plan, group, nbytes)
             if _NCCL.get(curve.algorithm) is not None:
                 spread(wide, group, nbytes, str(_NCCL[curve.algorithm]), kind)
-        charge = own.charge()
+        charge = narrow.charge()
         if charge.seconds > seconds and not wide.empty:  # then the library must have used more links
             charge = min(charge, wide.charge(), key=lambda c: c.seconds)
         n_messages = sum(plan.n_messages for plan in plans)
         return _known_cost(context, "cost = 'calibrated'", nbytes, seconds, charge, n_messages, moving)
 
-    return known
+    return cost_of
 
 
 def _curve(context: RunContext, where: str, nodes: Sequence[int], kind: str) -> CurveTable:
@@ -432,14 +432,14 @@ def _curve(context: RunContext, where: str, nodes: Sequence[int], kind: str) -> 
     table = cluster.calibration
     if table is None:
         raise ConfigError(f"{where}: cluster {cluster.name!r} is not calibrated; {remedy}")
-    own = [c for c in table.curves if (c.operation, c.inside) == (kind, inside)]
-    if not own:
+    curves = [c for c in table.curves if (c.operation, c.inside) == (kind, inside)]
+    if not curves:
         raise ConfigError(f"{where}: the calibration of cluster {cluster.name!r} has no {kind} curve {place}; {remedy}")
-    fitting = [c for c in own if c.ranks[0] <= n <= c.ranks[1]]
+    fitting = [c for c in curves if c.ranks[0] <= n <= c.ranks[1]]
     if not fitting:
-        known = ", ".join(f"{c.ranks[0]} to {c.ranks[1]}" for c in own)
+        counts = ", ".join(f"{c.ranks[0]} to {c.ranks[1]}" for c in curves)
         raise ConfigError(
-            f"{where}: the calibration of cluster {cluster.name!r} has {kind} curves {place} for {known} ranks, but "
+            f"{where}: the calibration of cluster {cluster.name!r} has {kind} curves {place} for {counts} ranks, but "
             f"not for {n}; {remedy}"
         )
     if len(fitting) > 1:
@@ -462,12 +462,12 @@ def _by_nccl(context: RunContext, where: str, algorithm: str | Collective, kind:
             "NCCL's tuner choose"
         )
     cluster = context.cluster
-    said = f"cost = 'nccl': collective times are the estimates of NCCL's tuner{_undisturbed(context)}"
-    if said not in context.notes:
-        context.notes.append(said)
+    note = f"cost = 'nccl': collective times are the estimates of NCCL's tuner{_undisturbed(context)}"
+    if note not in context.notes:
+        context.notes.append(note)
     seen: set[tuple[str, str]] = set()
 
-    def known(phase: Phase) -> KnownCost:
+    def cost_of(phase: Phase) -> KnownCost:
         nbytes, seconds, moving, n_messages, load = phase.nbytes, 0.0, 0.0, 0, Load(cluster)
         beside = _side_by_side(context, phase)
         for group in phase.groups:
@@ -494,7 +494,7 @@ def _by_nccl(context: RunContext, where: str, algorithm: str | Collective, kind:
             seconds = max(seconds, choice.seconds + slower)
         return _known_cost(context, "cost = 'nccl'", nbytes, seconds, load.charge(), n_messages, moving)
 
-    return known
+    return cost_of
 
 
 def _slowest(cluster: Cluster, group: Sequence[int]) -> float:

@@ -242,9 +242,9 @@ class CollectiveExchange(Exchange):
             fabric = communicator.fabric
             self.algorithm = algorithm_for(self.algorithm, context.cluster, communicator.at, fabric.cost, self.kind)
         self.collective, self.n_rounds = traits.collective, traits.n_rounds
-        self._known = compressor.expected_nbytes(1) is not None
+        self._sizes_known = compressor.expected_nbytes(1) is not None
         if hierarchical(communicator.fabric.algorithm) and self.collective == "all_gather":
-            if not self._known:
+            if not self._sizes_known:
                 raise ConfigError(
                     f"{communicator.owner}: algorithm = {communicator.fabric.algorithm!r} with {title(compressor)}: "
                     "the size of its output depends on the input values; use 'ring', or a compressor with a known "
@@ -327,7 +327,7 @@ class CollectiveExchange(Exchange):
         if self.collective == "all_gather":
             n_payloads = len(self.machines) or self.communicator.n_ranks
             nbytes *= n_payloads
-        if not self._known:
+        if not self._sizes_known:
             nbytes = self._gathered(step, [part])
         if self.kind == "reduce_scatter":  # only the member's shard
             n, nbytes = n // self.communicator.n_ranks, nbytes / self.communicator.n_ranks
@@ -363,7 +363,7 @@ class CollectiveExchange(Exchange):
             return "schedule" if self._schedule is not None or self.communicator.simulated else "known"
         if not self.communicator.simulated:
             return "known" if self.n_rounds == 1 else "process"
-        return "schedule" if self.n_rounds == 1 and not self.machines and self._known else "process"
+        return "schedule" if self.n_rounds == 1 and not self.machines and self._sizes_known else "process"
 
     def calls(self, step: int, parts: Sequence[int], nbytes: float, place: int = 0) -> list[Call]:
         """Return the collectives that a member enters in turn, for parts with `nbytes` uncompressed bytes."""
@@ -397,7 +397,7 @@ class CollectiveExchange(Exchange):
                 first.nbytes, np.array(self.machines), Phase("all_gather", (), between.nbytes)
             )
         if (
-            self.codec is not None and self.collective == "all_gather" and not self._known
+            self.codec is not None and self.collective == "all_gather" and not self._sizes_known
         ):  # the sum of all sizes is known once the last member enters
             return self.communicator.phases("all_gather", self._gathered(step, parts))
         (call,) = self.calls(step, parts, nbytes)
@@ -410,7 +410,7 @@ class CollectiveExchange(Exchange):
         if self.route == "schedule":
             (call,) = self.calls(step, parts, nbytes)
             return self.communicator.follow(key, worker, call.nbytes, call.planned)
-        if self.codec is not None and not self._known:
+        if self.codec is not None and not self._sizes_known:
             return self.loop.env.process(self._pass_on(worker, step, parts))
         return self.loop.env.process(self._enter_all(worker, step, parts, nbytes))
 
@@ -448,8 +448,8 @@ class CollectiveExchange(Exchange):
     def _shards(self, parts: Sequence[int]) -> list[int]:
         """Return the number of elements of the parts that each worker of a machine holds."""
         assert self.codec is not None
-        each = [shard_sizes(self.codec.pieces[part].n, len(self.machines[0])) for part in parts]
-        return np.sum(each, axis=0).tolist()  # type: ignore[no-any-return]
+        sizes = [shard_sizes(self.codec.pieces[part].n, len(self.machines[0])) for part in parts]
+        return np.sum(sizes, axis=0).tolist()  # type: ignore[no-any-return]
 
     def _in_shards(self, kind: str, parts: Sequence[int]) -> Schedule:
         return self._ring(kind, tuple(self._shards(parts)))
@@ -554,8 +554,8 @@ class ThroughServers(Exchange):
             ranks = [worker.rank for worker in communicator.workers]
             self.codec = Codec(context, ranks, choice, shares, vectors, served=True)
         n_threads = self.work.threads if self.codec is None else 1
-        own = [Threads(self.loop, n_threads) for _ in nodes]
-        self._threads: list[Threads] = own if like is None else like._threads
+        threads = [Threads(self.loop, n_threads) for _ in nodes]
+        self._threads: list[Threads] = threads if like is None else like._threads
         self._copying: dict[int, Threads] = {} if like is None else like._copying
         for node in memory:
             self._copying.setdefault(node, Threads(self.loop, self.work.threads))
@@ -655,7 +655,7 @@ class ThroughServers(Exchange):
         key = pull, tuple(sizes)
         if key not in self._schedules:
             n_workers, n_servers = self.communicator.n_ranks, len(sizes)
-            worker, server = (each.ravel() for each in np.indices((n_workers, n_servers)))
+            worker, server = (index.ravel() for index in np.indices((n_workers, n_servers)))
             ends = (n_workers + server, worker) if pull else (worker, n_workers + server)
             lane = (messages(*ends, server, reduce=False),)
             self._schedules[key] = Schedule(n_workers + n_servers, n_servers, (lane,), np.array(sizes))
@@ -840,7 +840,7 @@ class OfGroups:
 # ---------------------------------------------------------------- whole vectors, round after round
 
 
-def whole(communicator: Communicator) -> list[slice]:
+def single_part(communicator: Communicator) -> list[slice]:
     """Return the single part of vectors with the size of the parameters."""
     return [slice(0, round(communicator.workers[0].workload.gradient_nbytes / FP32_NBYTES))]
 
@@ -874,7 +874,7 @@ class Rounds:
     ) -> None:
         self.communicator, self.learner = communicator, communicator.context.learner
         self.then, self.models = then, models
-        self.by = CollectiveExchange(communicator, parts=whole(communicator), vectors=self._vector)
+        self.by = CollectiveExchange(communicator, parts=single_part(communicator), vectors=self._vector)
         self.common = self.learner.initial
         self._rounds: dict[int, _Round] = {}
 
@@ -959,7 +959,7 @@ class Averaging(Rounds):
         yield from worker.compute(self.by.encode_seconds(worker, number, 0), "encode")
         current.last_ready = worker.loop.now
         place = self.communicator.place[worker.rank]
-        current.arrived[place] = worker.loop.env.process(self._travel(worker, number))
+        current.arrived[place] = worker.loop.env.process(self._transfer(worker, number))
 
     def finish(self, worker: Worker, key: object) -> Computation:
         """Wait until round `key` has ended for this worker, and return the result.
@@ -983,7 +983,7 @@ class Averaging(Rounds):
         yield from self.start(worker, key, value)
         return (yield from self.finish(worker, key))
 
-    def _travel(self, worker: Worker, number: int) -> Process:
+    def _transfer(self, worker: Worker, number: int) -> Process:
         start = worker.loop.now
         if self._call:
             yield worker.loop.work(self._call)

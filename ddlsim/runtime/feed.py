@@ -35,7 +35,7 @@ class Mix:
     SSD (`ssd`), and its own memory for the rest; and the share that still needs preparation."""
 
     def __init__(self, input: Input, decoded: float, machines: int, epoch: int) -> None:
-        self.peers = self.ssd = ready = found = 0.0
+        self.peers = self.ssd = ready = cached = 0.0
         self.peer_nbytes = self.ssd_nbytes = input.stored_nbytes
         self.ssd_rate = 1.0
         for cache in input.levels:
@@ -47,13 +47,13 @@ class Mix:
                 self.peers, self.peer_nbytes = hits * (1.0 - 1.0 / machines), nbytes
             else:
                 hits = hit_rate(cache.policy, room, machines, epoch)
-            more = max(hits - found, 0.0)  # samples in a nearer cache are usually in further ones, too
+            more = max(hits - cached, 0.0)  # samples in a nearer cache are usually in further ones, too
             if cache.on == "ssd":
                 self.ssd, self.ssd_nbytes = self.ssd + more, nbytes
                 self.ssd_rate = si(cache.read or 0.0, "bandwidth")
             ready += more if cache.holds == "decoded" else 0.0
-            found = max(found, hits)
-        self.remote = 0.0 if input.storage is None else 1.0 - found
+            cached = max(cached, hits)
+        self.remote = 0.0 if input.storage is None else 1.0 - cached
         self.unprepared = 1.0 - ready
 
 

@@ -104,7 +104,7 @@ class Lanes:
     def _tables(self, ends: Sequence[Sequence[int]], depth: int, servers: Sequence[tuple[int, float]]) -> ls.Tables:
         """Return the tables of workers that begin now, each with connections to its `ends`."""
         context, workers, ops, start = self.context, self.context.workers, self.ops, self.context.loop.now
-        n, sizes = len(workers), [len(each) for each in ends]
+        n, sizes = len(workers), [len(worker_ends) for worker_ends in ends]
         table = np.zeros(len(ops), dtype=ls.OP)
         table["kind"], table["number"] = [op.kind for op in ops], [op.number for op in ops]
         for number, op in enumerate(ops):  # the first operation of the gradient that it belongs to, or -1
@@ -112,7 +112,7 @@ class Lanes:
             table["redo"][number] = (table["redo"][number - 1] if continues else number) if op.redo else -1
         connections = np.zeros(sum(sizes), dtype=ls.CONNECTION)
         connections["actor"], connections["next"] = np.repeat(np.arange(n), sizes), -1
-        connections["end"] = [end for each in ends for end in each]
+        connections["end"] = [end for worker_ends in ends for end in worker_ends]
         table_of_servers = np.zeros(len(servers), dtype=ls.SERVER)
         table_of_servers["seconds"], table_of_servers["head"] = [seconds for _, seconds in servers], -1
         actors = np.zeros(n, dtype=ls.ACTOR)
@@ -127,13 +127,13 @@ class Lanes:
         actors["machine"] = context.hosts(context.nodes)
         down: list[tuple[float, float]] = []
         happen = [(start, ls.START + ls.N_EVENTS * rank) for rank in range(n)]
-        for rank, own in enumerate(self._crashes(servers)):
-            if own:
+        for rank, crashes in enumerate(self._crashes(servers)):
+            if crashes:
                 actors["crash"][rank] = len(down)
-                down += [*own, (np.inf, np.inf)]
-                happen.append((own[0][0], ls.CRASHES + ls.N_EVENTS * rank))
-                if own[-1][1] == np.inf:
-                    happen.append((own[-1][0], ls.LOST_FOR_GOOD + ls.N_EVENTS * rank))
+                down += [*crashes, (np.inf, np.inf)]
+                happen.append((crashes[0][0], ls.CRASHES + ls.N_EVENTS * rank))
+                if crashes[-1][1] == np.inf:
+                    happen.append((crashes[-1][0], ls.LOST_FOR_GOOD + ls.N_EVENTS * rank))
         calendar = np.zeros(2 * (3 * n + 3 * len(connections)) + 16 + len(happen), dtype=EVENT)
         happen[n:] = sorted(happen[n:])  # a sorted list is a heap
         calendar["time"][: len(happen)], calendar["item"][: len(happen)] = zip(*happen, strict=True)
@@ -199,7 +199,7 @@ class Lanes:
                 rank = machines.index(machine)
                 context.recorder.with_servers.append(rank)
                 away.append((node, context.crashes[rank]))
-        context.loop.network.will_change((), [(*window, node) for node, own in away for window in own])
+        context.loop.network.will_change((), [(*window, node) for node, windows in away for window in windows])
         return context.crashes
 
     # ------------------------------------------------------------ later changes
@@ -302,7 +302,7 @@ class Lanes:
 
     def _stuck(self, now: float) -> DdlsimError:
         crashes = self.context.recorder.down or ()
-        gone = [rank for rank, own in enumerate(crashes) if own and own[-1][0] <= now and own[-1][1] == math.inf]
+        gone = [rank for rank, down in enumerate(crashes) if down and down[-1][0] <= now and down[-1][1] == math.inf]
         if gone:
             return DdlsimError(
                 f"at {now:.6g} s, no event is left: the workers {gone} have crashed and never return, and the "
@@ -375,7 +375,7 @@ class Lanes:
         if any(op.number == ls.AGED for op in self.ops if op.kind == ls.STEP):
             recorder.staleness += rows["staleness"][ended].tolist()
         self._tell(self.batch * int(np.count_nonzero(kinds == ls.UPDATE)) if self.together else len(self._stale))
-        self.context.stop.counted(rows["time"][rows["whole"] == 1].tolist(), self.samples)
+        self.context.stop.counted(rows["time"][rows["updates"] == 1].tolist(), self.samples)
 
     def _kinds(self, rows: Records) -> Ints:
         """Return the kinds of the logged operations; -1 for other rows."""
@@ -390,7 +390,7 @@ class Lanes:
 
     def _follow_rows(self, rows: Records) -> None:
         context, pass_time = self.context, self.context.loop.pass_time
-        for time, _, _, what, rank, place, whole, staleness in rows.tolist():
+        for time, _, _, what, rank, place, updates, staleness in rows.tolist():
             worker = context.workers[rank]
             if what >= 0:
                 pass_time(time)
@@ -405,7 +405,7 @@ class Lanes:
                     if op.number == ls.AGED:
                         context.recorder.staleness.append(staleness)
                     worker.end_step()
-                    if whole:
+                    if updates:
                         n_steps = len(context.workers) if op.number == ls.COMMON else 1
                         context.stop.updated(worker.samples_per_step * n_steps)
             elif what == ls.LOST:
@@ -420,8 +420,8 @@ class Lanes:
                     self._stale.append(staleness)
                 if not self.together:
                     self._tell(1)
-                self.served(worker, place, staleness, bool(whole))
-            if whole:
+                self.served(worker, place, staleness, bool(updates))
+            if updates:
                 self._owe()  # evaluations, if they take the workers' time
 
     def _owe(self) -> None:
@@ -438,9 +438,9 @@ class Lanes:
         def keep(kind: str, what: int, start: str, end: str, which: Bools | bool = True) -> None:
             of_kind = rows[(rows["what"] == what) & which]
             for op in np.unique(of_kind["place"]).tolist():
-                each = of_kind[of_kind["place"] == op]
-                ranks = each["actor"].astype(np.int64)
-                recorder.keep(Spans(kind, self.ops[op].name, ranks, each[start], each[end]))
+                op_rows = of_kind[of_kind["place"] == op]
+                ranks = op_rows["actor"].astype(np.int64)
+                recorder.keep(Spans(kind, self.ops[op].name, ranks, op_rows[start], op_rows[end]))
 
         keep(COMPUTE, ls.WORKED, "begin", "time")
         exchanges = np.isin(rows["place"], [i for i, op in enumerate(self.ops) if op.kind in (ls.EXCHANGE, ls.TRAVEL)])
@@ -599,8 +599,8 @@ class Cycles:
         workers, servers, peers, ops = self.workers, self.servers, self.peers, self.ops
         for at, op in reversed(list(enumerate(ops))):
             if op.kind == ls.AGAIN and op.seconds is not None:
-                before, own = list(ops[: at - op.number]), list(ops[at - op.number : at])
-                ops = [*before, *(own * int(op.seconds(workers[0]))), *ops[at + 1 :]]
+                before, repeated = list(ops[: at - op.number]), list(ops[at - op.number : at])
+                ops = [*before, *(repeated * int(op.seconds(workers[0]))), *ops[at + 1 :]]
         self._ops = ops
         self._lanes: dict[tuple[int, str], int] = {}
         self._names: dict[str, int] = {}
@@ -732,7 +732,7 @@ class Cycles:
             self._work(worker, kind, seconds, end=n_layers)
             return
         passes = self._passes[rank]
-        per_cycle = sum(each.kind == ls.WORK and each.name == "forward" for each in self._ops)
+        per_cycle = sum(other.kind == ls.WORK and other.name == "forward" for other in self._ops)
         micro = rank * per_cycle + passes[kind]
         passes[kind] += 1
         stored = kept_nbytes(worker.workload.model.layers, worker.workload.precision)[0] * worker.workload.batch_size

@@ -129,7 +129,7 @@ class Loop:
         self.nbytes_asked = 0.0
         self._volume: dict[int, tuple[Schedule, float, float]] = {}
         #: collectives of known time: those in progress, the number of runs of each, and all of them if recorded
-        self._known: list[tuple[float, int, _KnownCollective]] = []
+        self._in_progress: list[tuple[float, int, _KnownCollective]] = []
         self._n_known = itertools.count()
         self._free = np.zeros(network.n_channels)  # when the latest of them leaves each channel, s
         self._ended: dict[int, tuple[Traffic, int]] = {}
@@ -209,7 +209,7 @@ class Loop:
         self.nbytes_asked += nbytes * volume + headers
         return self.network.collective(schedule, nodes, nbytes)
 
-    def known(self, start: float, seconds: float, traffic: Traffic) -> float:
+    def run_known(self, start: float, seconds: float, traffic: Traffic) -> float:
         """Run a collective of known `seconds` and `traffic` from `start` (s, not before now), or once earlier ones have
         left its channels; return its end (s).
 
@@ -220,7 +220,7 @@ class Loop:
         start = self.start_of_known(start, traffic)
         self._free[channels] = start + seconds
         collective = _KnownCollective(start, start + seconds, traffic)
-        heapq.heappush(self._known, (collective.end, next(self._n_known), collective))
+        heapq.heappush(self._in_progress, (collective.end, next(self._n_known), collective))
         if self.network.recording:
             self._recorded.append(collective)
         return collective.end
@@ -231,8 +231,8 @@ class Loop:
         return self.network.earliest(max(start, free))
 
     def _settle(self) -> None:
-        while self._known and self._known[0][0] <= self.now:
-            traffic = heapq.heappop(self._known)[2].traffic
+        while self._in_progress and self._in_progress[0][0] <= self.now:
+            traffic = heapq.heappop(self._in_progress)[2].traffic
             self._ended[id(traffic)] = traffic, self._ended.get(id(traffic), (traffic, 0))[1] + 1
 
     @property
@@ -243,8 +243,8 @@ class Loop:
         total = Traffic(none, none, 0.0, 0)
         for traffic, times in self._ended.values():
             total = total.plus(traffic, times)
-        for _, _, known in sorted(self._known):
-            total = total.plus(known.traffic, known.share(self.now))
+        for _, _, collective in sorted(self._in_progress):
+            total = total.plus(collective.traffic, collective.share(self.now))
         return total
 
     def traffic(self) -> Traffic:
@@ -255,7 +255,7 @@ class Loop:
             nbytes = self.network.channel_nbytes
         busy = self.network.channel_busy - self._busy_before
         seen = Traffic(nbytes, busy, sent, n_messages + self.n_more_messages)
-        seen = seen.plus(self.beside, 1.0) if self._known or self._ended else seen
+        seen = seen.plus(self.beside, 1.0) if self._in_progress or self._ended else seen
         if self._copies is not None:
             copies, n = self._copies, self._copies.members
             seen = Traffic(copies.nbytes(seen.nbytes), copies.busy(seen.busy), n * seen.sent, n * seen.n_messages)
@@ -268,18 +268,18 @@ class Loop:
     @property
     def nbytes_sent(self) -> float:
         """Bytes of the messages issued so far, and of the collectives of known time as far as they have passed."""
-        known = self.beside.sent if self._known or self._ended else 0.0
+        nbytes = self.beside.sent if self._in_progress or self._ended else 0.0
         members = 1 if self._copies is None else self._copies.members
-        return members * (self.network.nbytes_sent + known) + (0.0 if self._booked is None else self._booked[0].sent)
+        return members * (self.network.nbytes_sent + nbytes) + (0.0 if self._booked is None else self._booked[0].sent)
 
     def busy_intervals(self) -> BusyIntervals:
         """Return when channels carried something, simulated and by known collectives, in order of channel and time."""
         logged = self.network.busy_intervals()
         parts = []
-        for known in self._recorded:
-            channel, end = np.flatnonzero(known.traffic.busy), min(known.end, self.now)
-            if end > known.start:
-                parts.append(busy_rows(channel, known.start, end))
+        for collective in self._recorded:
+            channel, end = np.flatnonzero(collective.traffic.busy), min(collective.end, self.now)
+            if end > collective.start:
+                parts.append(busy_rows(channel, collective.start, end))
         logged = logged.beside(np.concatenate(parts)) if parts else logged
         if self._copies is None or self._booked is None:
             return logged
@@ -444,7 +444,7 @@ def arrivals(cluster: Cluster, messages: Sequence[tuple[int, int, float]]) -> li
         yield loop.send(*messages[number])
         times[number] = loop.now
 
-    travel = [number for number, (source, target, _) in enumerate(messages) if source != target]
-    if travel:
-        loop.run(loop.env.all_of([loop.env.process(send(number)) for number in travel]))
+    remote = [number for number, (source, target, _) in enumerate(messages) if source != target]
+    if remote:
+        loop.run(loop.env.all_of([loop.env.process(send(number)) for number in remote]))
     return times

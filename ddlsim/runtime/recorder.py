@@ -40,7 +40,7 @@ class Spans(NamedTuple):
     start: Floats
     end: Floats
 
-    def each(self) -> list[Span]:
+    def spans(self) -> list[Span]:
         """Return the spans of non-zero length, one by one."""
         track = "worker %d network" if self.kind == TRANSFER else "worker %d"
         columns = (self.ranks.tolist(), self.start.tolist(), self.end.tolist())
@@ -104,8 +104,8 @@ class Recorder:
     def spans(self) -> list[Span]:
         """All spans, in order."""
         if self.columns:
-            each = (span for columns in self.columns for span in columns.each())
-            self._spans = sorted([*each, *self._spans], key=lambda span: span.end)
+            added = (span for columns in self.columns for span in columns.spans())
+            self._spans = sorted([*added, *self._spans], key=lambda span: span.end)
             self.columns = []
         return self._spans
 
@@ -138,7 +138,7 @@ class Recorder:
         self.columns = [spans._replace(start=spans.start - since, end=spans.end - since) for spans in self.columns]
         self._spans = [span._replace(start=span.start - since, end=span.end - since) for span in self._spans]
         if self.down is not None:
-            self.down = [[(fall - since, back - since) for fall, back in own] for own in self.down]
+            self.down = [[(fall - since, back - since) for fall, back in outages] for outages in self.down]
 
     def worker(self, rank: int, kind: str, name: str, start: float, end: float) -> None:
         """Record part of a worker's time."""
@@ -174,20 +174,20 @@ class Recorder:
         place = np.arange(len(ranks))
         if kind == COMMUNICATION and len(self.pauses):
             place, start, end, waits = pieces(self.pauses, start, end)
-            return [(of, place[own], start[own], end[own]) for of, own in ((kind, ~waits), (WAITING, waits))]
+            return [(of, place[mask], start[mask], end[mask]) for of, mask in ((kind, ~waits), (WAITING, waits))]
         if kind != COMPUTE:
             return [(kind, place, start, end)]
-        found, left = list[tuple[str, Ints, Floats, Floats]](), start.copy()
+        parts, left = list[tuple[str, Ints, Floats, Floats]](), start.copy()
         if len(self.pauses):
-            left = np.minimum([earliest_start(self.pauses, each) for each in start.tolist()], end)
-            found.append((WAITING, place, start, left.copy()))
+            left = np.minimum([earliest_start(self.pauses, begin) for begin in start.tolist()], end)
+            parts.append((WAITING, place, start, left.copy()))
         for rank in np.unique(ranks).tolist() if self.stops else ():
-            own = ranks == rank
-            for stop, endless in self._stops_between(rank, left[own].min(), end[own].max()):
-                cut = place[own & (left < endless) & (end > stop)]
-                found.append((kind, cut, left[cut], np.maximum(left[cut], stop)))
+            on_rank = ranks == rank
+            for stop, endless in self._stops_between(rank, left[on_rank].min(), end[on_rank].max()):
+                cut = place[on_rank & (left < endless) & (end > stop)]
+                parts.append((kind, cut, left[cut], np.maximum(left[cut], stop)))
                 left[cut] = np.minimum(endless, end[cut])
-        return [*found, (kind, place, left, end)]
+        return [*parts, (kind, place, left, end)]
 
     def _stops_between(self, rank: int, start: float, end: float) -> list[tuple[float, float]]:
         """Return at least the stops of a worker that overlap the time from `start` to `end`, by start."""

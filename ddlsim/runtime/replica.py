@@ -298,7 +298,7 @@ class OwnModels:
         for number, rule in enumerate(rules):
             rule.rounds = [_Rounds(self, number, rule, members) for members in rule.members]
         self._round_of = [
-            {worker.rank: each for each in rule.rounds for worker in each.communicator.workers} for rule in rules
+            {worker.rank: rounds for rounds in rule.rounds for worker in rounds.communicator.workers} for rule in rules
         ]
         self._done = [0] * len(self.replicas)  # operations completed by each worker, over all steps
         self._gradients: list[Value[Array] | None] = [None] * len(self.replicas)
@@ -326,11 +326,11 @@ class OwnModels:
         shape = run.bookings.shape(1)
         merges = [("merge", i) for kind, i in self._operations if kind == "merge"]
         updates = shape.tasks(np.flatnonzero(shape.plan.kind[shape.rows] == UPDATE))
-        each = updates.reshape(len(self.replicas), -1)  # per worker, in the order of its tasks
+        by_worker = updates.reshape(len(self.replicas), -1)  # per worker, in the order of its tasks
         ends = [operation for operation in self._operations if operation[0] in ("merge", "update")]
-        assert each.shape[1] == len(ends) == len(merges) + 1
+        assert by_worker.shape[1] == len(ends) == len(merges) + 1
         self._ends: list[tuple[int, Ints]] = [
-            (1 + self._operations.index(operation), each[:, place]) for place, operation in enumerate(ends)
+            (1 + self._operations.index(operation), by_worker[:, place]) for place, operation in enumerate(ends)
         ]
 
     def learn_until(self, step: int) -> None:
@@ -423,13 +423,13 @@ def run_local_steps(context: RunContext, rules: Sequence[Rule], *, owner: str) -
     averages = [rule.average for rule in rules]
     accumulation = context.workers[0].accumulation
     codes = context.compression is not None
-    apart = max([2, *(each.delay + each.steps.period for each in averages)]) + 2
+    apart = max([2, *(average.delay + average.steps.period for average in averages)]) + 2
     n_tasks = len(models.replicas) * (2 * accumulation + 1 + 4 * len(averages))  # upper bound per step
     live = min(apart, max(MIN_LEAD, MOST_TASKS // n_tasks))
 
     def make(workloads: Sequence[Workload]) -> StepProgram:
         return local_steps(workloads, averages, accumulation, codes=codes)
 
-    exchanges = _ByGroup([each for rule in rules for each in rule.rounds])
+    exchanges = _ByGroup([rounds for rule in rules for rounds in rule.rounds])
     TableRun(context, make(context.workloads), exchanges, models, make, live=live, owner=owner)
     return models.replicas

@@ -284,7 +284,7 @@ class UpdateRule:
         message = self._sent[worker.rank] = self.pack(worker)
         self.lanes.set_message(worker, message.seconds, message.sizes)
 
-    def _served(self, worker: Worker, server: int, staleness: int, whole: bool) -> None:
+    def _served(self, worker: Worker, server: int, staleness: int, is_update: bool) -> None:
         self._visits.append(Visit(worker.rank, self._sent[worker.rank].value, staleness, self.samples(worker)))
 
     def _updated(self, worker: Worker) -> None:

@@ -42,7 +42,7 @@ def with_slowdowns(
     """Add the slow-downs of workers to the tasks of steps; if several apply to a task, the largest factor counts."""
     program, (first, slow) = steps.program, slow_rows(members)
     plan, context.slows = program.template, True
-    overlaps = any(worker.overlap_slowdown != NO_SLOWDOWN for own in members for worker in own)
+    overlaps = any(worker.overlap_slowdown != NO_SLOWDOWN for workers in members for worker in workers)
     on_device = (plan.kind >= pl.SEND) | plan.on_device
     for slot in range(len(steps.rows) if slow or overlaps else 0):
         rows = program.rows(steps.sources[slot])
@@ -55,10 +55,10 @@ def with_slowdowns(
     if not overlaps:
         return table._replace(slowdowns=slow)
     kinds, contention = np.unique(_channels(steps, members, context), return_inverse=True)
-    different = {id(worker.overlap_slowdown): worker.overlap_slowdown for own in members for worker in own}
-    beside = {key: [each.beside(channels) for channels in kinds.tolist()] for key, each in different.items()}
-    each = [[beside[key] for key in {id(worker.overlap_slowdown) for worker in own}] for own in members]
-    slower = [list(map(max, *rows)) if len(rows) > 1 else rows[0] for rows in each]
+    different = {id(worker.overlap_slowdown): worker.overlap_slowdown for workers in members for worker in workers}
+    beside = {key: [slowdown.beside(channels) for channels in kinds.tolist()] for key, slowdown in different.items()}
+    factors = [[beside[key] for key in {id(worker.overlap_slowdown) for worker in workers}] for workers in members]
+    slower = [list(map(max, *rows)) if len(rows) > 1 else rows[0] for rows in factors]
     return table._replace(slowdowns=slow, slower=slower, contention=contention)
 
 
@@ -70,10 +70,10 @@ def _channels(steps: LiveSteps, members: Sequence[Sequence[Worker]], context: Ru
     """
     program, plan, nodes = steps.program, steps.program.template, context.nodes
     host_of = context.hosts(nodes).tolist()
-    hosts = [[host_of[worker.rank] for worker in own] for own in members]
+    hosts = [[host_of[worker.rank] for worker in workers] for workers in members]
     groups, n_groups = [list(group) for group in program.groups], len(program.groups)
-    by_kind = all(isinstance(worker.overlap_slowdown, OverlapSlowdown) for own in members for worker in own)
-    copy, row = (np.concatenate(each) for each in zip(*steps.of_keys, strict=True))
+    by_kind = all(isinstance(worker.overlap_slowdown, OverlapSlowdown) for workers in members for worker in workers)
+    copy, row = (np.concatenate(parts) for parts in zip(*steps.of_keys, strict=True))
     message, served = plan.kind[row] < pl.ALL_REDUCE, plan.kind[row] == pl.PUSH_PULL  # through servers, elsewhere
     end, other = program.ranks[copy, plan.rank[row]], program.ranks[copy, np.where(message, plan.peer[row], 0)]
     group = np.full(len(row), n_groups)
@@ -81,19 +81,19 @@ def _channels(steps: LiveSteps, members: Sequence[Sequence[Worker]], context: Ru
 
     def together(least: Sequence[int], most: Sequence[int]) -> Bools:
         low, high = np.array(least), np.array(most)
-        within = np.array([*(low[own].min() == high[own].max() for own in groups), False])
+        within = np.array([*(low[ranks].min() == high[ranks].max() for ranks in groups), False])
         between = np.minimum(low[end], low[other]) == np.maximum(high[end], high[other])
         return np.asarray(np.where(message, between, within[group]) & ~served)
 
     channels = np.full(len(row), OTHER)
     if not by_kind:
-        first = [own[0] for own in hosts]
+        first = [machines[0] for machines in hosts]
         apart = ~together(first, first) & ~served
         channels[apart & message] = MESSAGE_CHANNELS
         numbers, which = np.unique(group[apart & ~message], return_inverse=True)
-        each = [_group_channels(context, nodes, [members[rank][0] for rank in groups[i]]) for i in numbers.tolist()]
-        channels[apart & ~message] = np.array(each, dtype=np.int64)[which]
-    channels[together([min(own) for own in hosts], [max(own) for own in hosts])] = IN_MACHINE
+        used = [_group_channels(context, nodes, [members[rank][0] for rank in groups[i]]) for i in numbers.tolist()]
+        channels[apart & ~message] = np.array(used, dtype=np.int64)[which]
+    channels[together([min(machines) for machines in hosts], [max(machines) for machines in hosts])] = IN_MACHINE
     of_steps = np.split(channels, np.cumsum([program.n_keys(step) for step in range(steps.shown)])[:-1])
     return np.concatenate([of_steps[step] for step in steps.sources])
 
@@ -101,8 +101,8 @@ def _channels(steps: LiveSteps, members: Sequence[Sequence[Worker]], context: Ru
 def _group_channels(context: RunContext, nodes: Sequence[int], workers: Sequence[Worker]) -> int:
     """Return how many NCCL channels the collectives of a group of workers on several machines use; `nodes` of all."""
     device = workers[0].workload.device
-    own = tuple(nodes[worker.rank] for worker in workers)
-    return network_channels(context.cluster, own, "" if device is None else device.name)
+    group_nodes = tuple(nodes[worker.rank] for worker in workers)
+    return network_channels(context.cluster, group_nodes, "" if device is None else device.name)
 
 
 EVALUATION = "evaluation"
@@ -152,7 +152,7 @@ class CommonModel:
         context.model, context.optimizer = lambda: self.params, lambda: self.state
         self._n_samples = 0
         self._n_steps = 0  # number of updates applied
-        self._made: dict[int, dict[int, Value[Array]]] = {}
+        self._gradients: dict[int, dict[int, Value[Array]]] = {}
 
     def runs(self, run: TableRun) -> None:
         """Set the run that executes the steps."""
@@ -162,12 +162,12 @@ class CommonModel:
         """Return the gradient of a step that has been begun but not applied."""
         if self.learner.task is None:
             return ABSENT
-        made = self._made.setdefault(step, {})
-        if place not in made:
+        gradients = self._gradients.setdefault(step, {})
+        if place not in gradients:
             self.learn_until(step - 1)  # every worker's gradient of those steps has begun
             met = self.params if self._met is None else self._met(step, self.params)
-            made[place] = self.learner.gradient(place, met, self._run.samples(step), self._run.began(step, place))
-        return made[place]
+            gradients[place] = self.learner.gradient(place, met, self._run.samples(step), self._run.began(step, place))
+        return gradients[place]
 
     def learn_until(self, step: int) -> None:
         """w <- w - eta * (1/N) sum_i g_i, for all steps up to `step`"""
@@ -176,7 +176,7 @@ class CommonModel:
             mean, rate = self._run.exchanges.mean(self._n_steps, gradients), self.learner.rate(self._n_samples)
             self.params, self.state = self.learner.update(self.params, mean, self.state, rate)
             self._n_samples += self._run.samples(self._n_steps) * self.n_learners
-            self._made.pop(self._n_steps, None)
+            self._gradients.pop(self._n_steps, None)
             self._n_steps += 1
 
 
@@ -237,7 +237,7 @@ class TableRun:
         )
         if folding is not None:
             context.loop.stand_for(folding.copies, folding.shared)
-        self.workers = [context.workers[own[0]] for own in self.members]
+        self.workers = [context.workers[indices[0]] for indices in self.members]
         program = self._program = self._with_more(program)
         context.plan = self.plan
         once = is_one_step(context, live)
@@ -256,7 +256,7 @@ class TableRun:
         self._exchanging = None
         if folding is not None and passes is not None:
             self._exchanging = [
-                folding.exchanging(program.ranks_of(each.rows), passes[each.rows]) for each in shapes[:2]
+                folding.exchanging(program.ranks_of(shape.rows), passes[shape.rows]) for shape in shapes[:2]
             ]
         self._varies = any(worker.factors is not UNVARIED for worker in context.workers)
         self.done = 0  # completed steps
@@ -268,11 +268,11 @@ class TableRun:
         self._n_armed = 0
         self._drawn = 0  # samples of each contributor in all armed steps
         self._armed: dict[int, list[Workload]] = {}  # workloads of all workers in the armed steps
-        self._kinds = [calls.kinds[:, each.rows] for each in shapes[:2]]
+        self._kinds = [calls.kinds[:, shape.rows] for shape in shapes[:2]]
         table = steps.table(calls.kinds, (self._arm() for _ in steps.rows))
-        each = [[context.workers[i] for i in own] for own in self.members]
+        members = [[context.workers[i] for i in indices] for indices in self.members]
         self.executor = Executor(
-            with_slowdowns(table, steps, each, context), context.loop.network, calls.collective, calls.buffer_nbytes,
+            with_slowdowns(table, steps, members, context), context.loop.network, calls.collective, calls.buffer_nbytes,
             program.template.queues, calls.messages, bystanders=calls.n_bystanders, outside=calls, meets=calls.meets,
             start=context.loop.now,
         )  # fmt: skip
@@ -416,7 +416,7 @@ class TableRun:
         """Return the seconds of the tasks of a first and a later step, (1 or n_copies, n) each; NaN if known only when
         a task starts."""
         seconds = [(program.of_devices("seconds", step), self.calls.asked[:, program.rows(step)]) for step in range(2)]
-        return [np.where(asked, np.nan, each) if asked.any() else each for each, asked in seconds]
+        return [np.where(asked, np.nan, values) if asked.any() else values for values, asked in seconds]
 
     def _arm(self) -> Floats:
         """Return the durations of the next step's tasks in s, for its workloads and with its factors, (1 or n_copies,
@@ -435,8 +435,8 @@ class TableRun:
             self._last[step] = np.ones(len(self.members))
             return seconds[min(step, 1)]
         n = int(shape.micro.max(initial=0)) + 1
-        factors = np.concatenate([self.context.workers[i].factors.take(n) for own in self.members for i in own])
-        sizes = np.array([len(own) for own in self.members])
+        factors = np.concatenate([self.context.workers[i].factors.take(n) for indices in self.members for i in indices])
+        sizes = np.array([len(indices) for indices in self.members])
         largest = np.maximum.reduceat(factors.reshape(-1, n), np.cumsum(sizes) - sizes)
         self._last[step] = largest[:, -1]
         self._last.pop(step - self.steps.live - 2, None)
@@ -469,9 +469,9 @@ class TableRun:
         """Set the workers' workloads to those of the steps that they are in."""
         if self.workers[0].workload_at is None:
             return
-        for rank, own in enumerate(self.members):
+        for rank, workers in enumerate(self.members):
             begun = not np.isnan(self._first_task(rank, self.done)["start"])
-            for worker in own:
+            for worker in workers:
                 self.context.workers[worker].workload = self._armed[self.done if begun else self.done - 1][worker]
 
     def _first_task(self, rank: int, step: int) -> Records:
@@ -567,9 +567,9 @@ class Calls:
         self.program = program = self.steps.program
         self.plan = plan = program.template
         rows = plan.collectives[plan.collectives < program.rows(self.steps.shown - 1).stop]
-        ways = (plan.kind[rows] * len(plan.groups) + plan.peer[rows]) * 2 + (plan.part[rows] >= 0)
-        _, first, which = np.unique(ways, return_index=True, return_inverse=True)
-        firsts = rows[first].tolist()  # a row of each of the template's ways
+        codes = (plan.kind[rows] * len(plan.groups) + plan.peer[rows]) * 2 + (plan.part[rows] >= 0)
+        _, first, which = np.unique(codes, return_index=True, return_inverse=True)
+        firsts = rows[first].tolist()  # a row of each different collective of the template
         self.exchanges: dict[ExchangeKey, Exchange] = {}
         new = [
             (int(plan.step[row]), int(copy), row)
@@ -582,12 +582,12 @@ class Calls:
         of_copies = [[self.exchanges[self._key_of(copy, row)].route for row in firsts] for copy in copies]
         routes = np.array(of_copies, dtype=np.str_)
         routes = routes[:1] if (routes == routes[:1]).all() else routes
-        known, process = (np.zeros((len(routes), len(plan)), dtype=np.bool_) for _ in range(2))
-        known[:, rows], process[:, rows] = (routes == "known")[:, which], (routes == "process")[:, which]
+        timed, process = (np.zeros((len(routes), len(plan)), dtype=np.bool_) for _ in range(2))
+        timed[:, rows], process[:, rows] = (routes == "known")[:, which], (routes == "process")[:, which]
         #: whether some collectives are not simulated by schedules, so that `meet` executes what queues launch
         self.meets = bool((routes != "schedule").any())
         #: ranks without tasks in every collective
-        self.n_bystanders = max((each.communicator.n_bystanders for each in self.exchanges.values()), default=0)
+        self.n_bystanders = max((exchange.communicator.n_bystanders for exchange in self.exchanges.values()), default=0)
         #: row of the template that sums a part, by place and part
         self._summing = _summing(plan)
         self.coding, self.sampling = _named(plan, ENCODE, DECODE), _named(plan, SAMPLES)
@@ -597,7 +597,7 @@ class Calls:
         #: whether Python determines the duration of each row when it begins, (1 or n_copies, n)
         self.asked = self.coding | self.sampling | self.deciding | (process & (plan.queue < 0))
         #: what the rows of the template are for the executor, (1 or n_copies, n)
-        self.kinds = np.where(known & (self.steps.every.tasks["kind"] == JOIN), MEETING, self.steps.every.tasks["kind"])
+        self.kinds = np.where(timed & (self.steps.every.tasks["kind"] == JOIN), MEETING, self.steps.every.tasks["kind"])
         self.kinds[self.asked] = ASKED
         self.kinds[:, _named(plan, EVALUATION)] = OPTIONAL
         self._brought: dict[tuple[int, int, int], tuple[int, simpy.Event | None]] = {}
@@ -619,8 +619,8 @@ class Calls:
         if exchange is None:
             every = [exchanges.exchange(other, group, parts=parts) for other in range(len(pl.KINDS))]
             names = " and ".join(name for name, other in zip(pl.KINDS, every, strict=True) if other is not None)
-            own = self.program.rows(step := int(self.plan.step[row]))
-            task = self.steps.describe(step, copy * (own.stop - own.start) + row - own.start)
+            rows = self.program.rows(step := int(self.plan.step[row]))
+            task = self.steps.describe(step, copy * (rows.stop - rows.start) + row - rows.start)
             raise ConfigError(f"plan: {task}: {owner} does not support this collective in a run; supported: {names}")
         return exchange
 
@@ -691,7 +691,7 @@ class Calls:
     def begins(self, task: int) -> float:
         """Return the duration in s of a task of kind ASKED that begins, or infinity if :meth:`Executor.end` ends it."""
         plan, run = self.plan, self.run
-        slot, copy, row = (int(each[0]) for each in self.steps.locate(np.array([task])))
+        slot, copy, row = (int(index[0]) for index in self.steps.locate(np.array([task])))
         step, part = run.step_in[slot], int(plan.part[row])
         rank = int(self.program.ranks[copy, plan.rank[row]])
         worker = run.workers[rank]
@@ -705,7 +705,7 @@ class Calls:
             return exchange.decode_seconds(worker, step, part) * factor
         if self.deciding[row]:
             if self._sum(copy, row).arrived(worker, step):
-                run.set_kinds(each.steps[-1] - 1 for each in plan.cycles if isinstance(each, Chosen))
+                run.set_kinds(cycle.steps[-1] - 1 for cycle in plan.cycles if isinstance(cycle, Chosen))
             return 0.0
         if self.sampling[row]:
             event = self._samples(step, copy, row)

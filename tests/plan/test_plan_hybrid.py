@@ -241,7 +241,7 @@ class Ranks:
 
     def outputs(self, layer, rank):
         """Features of a layer that a rank computes: interleaved so that groups that deal samples out hold what fits."""
-        ways, n = self.layout.ways(layer), self.layout.outputs[layer]
+        ways, n = self.layout.group_size(layer), self.layout.outputs[layer]
         ends = np.cumsum([round(self.layout.share(layer, r) * n) for r in range(ways)])
         place = rank % ways
         return np.arange(ends[place - 1] if place else 0, ends[place])
@@ -275,7 +275,7 @@ class Ranks:
                             after[r] = np.where(np.isnan(have[r]), union, have[r])
                             assert not np.isnan(after[r][self.block(r, own)]).any(), "a layer lacks inputs"
                         else:
-                            smaller = self.n // self.layout.ways(layer - 1) * len(group)
+                            smaller = self.n // self.layout.group_size(layer - 1) * len(group)
                             after[r] = np.full(union.shape, np.nan)
                             block = self.block(r, smaller)
                             after[r][block] = union[block]

@@ -336,10 +336,10 @@ def test_collectives_that_share_a_link_follow_each_other():
     first, second = (Traffic(each, each, 1.0, 1) for each in busy)
     apart = np.zeros(loop.network.n_channels)
     apart[5] = 1.0
-    assert loop.known(0.5, 1.0, first) == 1.5
-    assert loop.known(0.5, 1.0, second) == 2.5
-    assert loop.known(0.5, 1.0, Traffic(apart, apart, 1.0, 1)) == 1.5
-    assert loop.known(3.0, 1.0, first) == 4.0
+    assert loop.run_known(0.5, 1.0, first) == 1.5
+    assert loop.run_known(0.5, 1.0, second) == 2.5
+    assert loop.run_known(0.5, 1.0, Traffic(apart, apart, 1.0, 1)) == 1.5
+    assert loop.run_known(3.0, 1.0, first) == 4.0
 
 
 @pytest.mark.parametrize("prepared", [False, True])
