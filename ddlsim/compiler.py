@@ -188,7 +188,7 @@ else:
     def _names(code: types.CodeType) -> set[str]:
         """Return the global names that code uses."""
         inner = [_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
-        names = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
+        names = {operation.argval for operation in dis.get_instructions(code) if operation.opname == "LOAD_GLOBAL"}
         return names.union(*inner)
 
     #: a reference to a module that imports numba, or to the object `name` in it, resolved when numba compiles

@@ -298,8 +298,8 @@ def _check_shared(channels: list[int], edges: list[EdgeAttributes], listed: list
         if not edge.shared:
             continue
         other = first.setdefault(number, edge)
-        one, two = ((link.bandwidth, link.efficiency, link.kind or "link") for link in (edge, other))
-        if one != two:
+        forward, reverse = ((link.bandwidth, link.efficiency, link.kind or "link") for link in (edge, other))
+        if forward != reverse:
             raise ConfigError(
                 f"{where}: shared edge {u!r} -> {v!r}: bandwidth, efficiency and kind must equal those of "
                 f"{v!r} -> {u!r}, because the two directions share one capacity; use equal values or remove shared"

@@ -128,7 +128,7 @@ def beginning(schedule: Schedule, n_rounds: int) -> Schedule:
     """Return the part of `schedule` up to state `n_rounds` (0: nothing); it does not implement its kind."""
     lanes = []
     for lane, levels in zip(schedule.lanes, _levels(schedule), strict=True):
-        kept = [sum(level < n_rounds for level in of_round) for of_round in levels]
+        kept = [sum(level < n_rounds for level in round_levels) for round_levels in levels]
         lanes.append(tuple(replace(round, repeat=n) for round, n in zip(lane, kept, strict=True) if n))
     return replace(schedule, lanes=tuple(lane for lane in lanes if lane))
 
@@ -137,15 +137,15 @@ def _steps(schedule: Schedule) -> list[list[tuple[int, Round, int]]]:
     """Return the active (lane, round, repetition) of each step."""
     steps: dict[int, list[tuple[int, Round, int]]] = {}
     for number, (lane, levels) in enumerate(zip(schedule.lanes, _levels(schedule), strict=True)):
-        for round, of_round in zip(lane, levels, strict=True):
-            for repetition, level in enumerate(of_round):
+        for round, round_levels in zip(lane, levels, strict=True):
+            for repetition, level in enumerate(round_levels):
                 steps.setdefault(level, []).append((number, round, repetition))
     return [steps[level] for level in sorted(steps)]
 
 
 def _levels(schedule: Schedule) -> list[list[list[int]]]:
     """Return the step of each repetition of each round of each lane, the earliest that its ranks allow."""
-    of_lanes = []
+    levels_by_lane = []
     for lane in schedule.lanes:
         n_before = np.zeros(schedule.n_ranks, dtype=np.int64)  # steps that each rank has completed
         levels = []
@@ -154,5 +154,5 @@ def _levels(schedule: Schedule) -> list[list[list[int]]]:
             first = int(n_before[ranks].max())
             n_before[ranks] = first + round.repeat
             levels.append(list(range(first, first + round.repeat)))
-        of_lanes.append(levels)
-    return of_lanes
+        levels_by_lane.append(levels)
+    return levels_by_lane

@@ -127,8 +127,8 @@ class Value(Generic[T_co]):
         """Return a part of the array, a view. Statistics remain with the first part."""
         if part.start:
             return self.plane.apply(lambda a: a[part], self)
-        statistics, of_batches = self.statistics, self.batch_statistics
-        return self.plane.apply(lambda a: a[part], self, statistics=statistics, batch_statistics=of_batches)
+        statistics, batch_statistics = self.statistics, self.batch_statistics
+        return self.plane.apply(lambda a: a[part], self, statistics=statistics, batch_statistics=batch_statistics)
 
 
 def _batches(values: Iterable[Value[object]]) -> tuple[Value[BatchStatistics], ...]:

@@ -44,8 +44,8 @@ def held_to_rules(layer: object, in_shape: tuple[int, ...], n: int = 3) -> None:
     def outputs(at: Mapping[str, Array], train: bool) -> tuple[Array, object]:
         draws = np.random.default_rng(3) if train else None  # the same for all
         available = {"train": train, "buffers": None if train else buffers, "rng": draws}
-        more = {name: available[name] for name in takes}
-        out, kept, *batch = rule.forward(at["x"], {name: at[name] for name in start}, **more)
+        options = {name: available[name] for name in takes}
+        out, kept, *batch = rule.forward(at["x"], {name: at[name] for name in start}, **options)
         told = not (train and buffers) or (batch and batch[0].keys() == buffers.keys())
         need(bool(told), owner, f"while training, forward must return the batch's {sorted(buffers)} as a third value")
         return np.asarray(out), kept

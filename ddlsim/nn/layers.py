@@ -537,9 +537,9 @@ class Pure:
             available["rng"] = run.streams[self.stream]
         if not run.training and run.state is not None:
             available["buffers"] = {name: slot.of(run.state).copy() for name, slot in self.buffers.items()}
-        more: dict[str, Any] = {name: available[name] for name in asked_for(self.rule)}
+        options: dict[str, Any] = {name: available[name] for name in asked_for(self.rule)}
         args = x.reshape(len(x), *self.in_shape), self._tensors(run.params)
-        out, self.kept, *rest = cast("tuple[Any, ...]", self.rule.forward(*args, **more))
+        out, self.kept, *rest = cast("tuple[Any, ...]", self.rule.forward(*args, **options))
         self._fits("forward", "outputs", out, (len(x), *self.out_shape))
         if run.training and self.buffers:
             statistics: Mapping[str, Array] = rest[0] if rest else {}

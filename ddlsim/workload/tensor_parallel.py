@@ -186,11 +186,11 @@ def _kernel_seconds(workload: Workload, tensor: int, sequence: bool) -> tuple[Fl
     if workload.summed:
         return split[0] / workload.speed, split[1] / workload.speed
     full = kernel_times(workload.model, workload.timing())
-    one, two = (
-        seconds * np.divide(part, all_of_it, out=np.ones_like(part), where=all_of_it > 0.0)
-        for seconds, part, all_of_it in zip((workload.forward, workload.backward), split, full, strict=True)
+    forward, backward = (
+        seconds * np.divide(part, total, out=np.ones_like(part), where=total > 0.0)
+        for seconds, part, total in zip((workload.forward, workload.backward), split, full, strict=True)
     )
-    return one, two
+    return forward, backward
 
 
 def _shares(model: Model, kinds: tuple[str, ...], tensor: int, sequence: bool) -> Floats:
