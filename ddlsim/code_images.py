@@ -120,8 +120,8 @@ class _Caller:
 
     def _constant(self, name: str) -> Any:
         """Return the address of a Python object."""
-        known = self.module.globals.get(name)
-        return ir.GlobalVariable(self.module, _BYTE, name) if known is None else known
+        variable = self.module.globals.get(name)
+        return ir.GlobalVariable(self.module, _BYTE, name) if variable is None else variable
 
     def _field(self, thing: Any, offset: int, kind: Any) -> Any:
         place = self.builder.gep(thing, [ir.Constant(_WORD, offset)])
@@ -134,8 +134,8 @@ class _Caller:
         self.builder.position_at_end(following)
 
     def _require_type(self, thing: Any, *names: str) -> None:
-        found = self._field(thing, _TYPE, _OBJECT)
-        first, *others = (self.builder.icmp_unsigned("==", found, self._constant(name)) for name in names)
+        kind = self._field(thing, _TYPE, _OBJECT)
+        first, *others = (self.builder.icmp_unsigned("==", kind, self._constant(name)) for name in names)
         for other in others:
             first = self.builder.or_(first, other)
         self._require(first)
@@ -170,9 +170,9 @@ class _Caller:
         flags = _C_CONTIGUOUS | _ALIGNED | (_WRITEABLE if kind.mutable else 0)
         self._require_number(self.builder.and_(self._field(thing, _FLAGS, _INT), ir.Constant(_INT, flags)), flags)
         dtype = self._constant(f"dtype:{_dtype_text(numpy_support.as_dtype(kind.dtype))}")
-        found = self._field(thing, _DTYPE, _OBJECT)
-        with self.builder.if_then(self.builder.icmp_unsigned("!=", found, dtype), likely=False):
-            equal = self._python(_INT, "PyObject_RichCompareBool", found, dtype, ir.Constant(_INT, _EQUAL))
+        array_dtype = self._field(thing, _DTYPE, _OBJECT)
+        with self.builder.if_then(self.builder.icmp_unsigned("!=", array_dtype, dtype), likely=False):
+            equal = self._python(_INT, "PyObject_RichCompareBool", array_dtype, dtype, ir.Constant(_INT, _EQUAL))
             self._python(ir.VoidType(), "PyErr_Clear")
             self._require_number(equal, 1)
         array = self.context.make_array(kind)(self.context, self.builder)
@@ -191,11 +191,11 @@ class _Caller:
     def _packed(self, value: Any, kind: Any) -> Any:
         """Return a new Python object with a numba value."""
         if isinstance(kind, types.BaseTuple):
-            made = self._python(_OBJECT, "PyTuple_New", ir.Constant(_WORD, len(kind)))
+            sequence = self._python(_OBJECT, "PyTuple_New", ir.Constant(_WORD, len(kind)))
             for i, item in enumerate(_items(kind)):
                 packed = self._packed(self.builder.extract_value(value, i), item)
-                self._python(_INT, "PyTuple_SetItem", made, ir.Constant(_WORD, i), packed)
-            return made
+                self._python(_INT, "PyTuple_SetItem", sequence, ir.Constant(_WORD, i), packed)
+            return sequence
         if kind == types.none:
             nothing = self._constant("_Py_NoneStruct")
             self._python(ir.VoidType(), "Py_IncRef", nothing)
@@ -220,13 +220,13 @@ class _Caller:
         function = ir.Function(
             self.module, ir.FunctionType(_OBJECT, [_OBJECT, _OBJECT.as_pointer(), _WORD]), "ddlsim_call"
         )
-        own, given, n = function.args
+        python_function, args, n = function.args
         self.builder = ir.IRBuilder(function.append_basic_block())
         self.mismatch = function.append_basic_block("mismatch")
         self._require_number(n, len(self.arguments))
         values = []
         for i, kind in enumerate(self.arguments):
-            thing = self.builder.load(self.builder.gep(given, [ir.Constant(_INT, i)]))
+            thing = self.builder.load(self.builder.gep(args, [ir.Constant(_INT, i)]))
             values.append(self._unpacked(thing, kind))
         state = self._python(_OBJECT, "PyEval_SaveThread")
         status, returned = self._call(values)
@@ -237,7 +237,7 @@ class _Caller:
             self.builder.ret(_NULL)
         self.builder.ret(self._packed(returned, self.result))
         self.builder.position_at_end(self.mismatch)
-        self.builder.ret(self._python(_OBJECT, "PyObject_Vectorcall", own, given, n, _NULL))
+        self.builder.ret(self._python(_OBJECT, "PyObject_Vectorcall", python_function, args, n, _NULL))
 
     def write_addressed(self) -> None:
         """Write ``ddlsim_address``, called by :mod:`ddlsim.network.view`: numba's values, and no status."""

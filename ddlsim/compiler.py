@@ -69,8 +69,8 @@ else:
         @property
         def dispatcher(self) -> Any:
             """The module or object itself."""
-            found = importlib.import_module(self._module)
-            return getattr(found, self._name) if self._name else found
+            module = importlib.import_module(self._module)
+            return getattr(module, self._name) if self._name else module
 
     class _Part:
         """A function that is called only by compiled code."""
@@ -173,10 +173,10 @@ else:
     def _with_numba(function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function with functions of this module in its globals replaced by numba's."""
         values = {name: function.__globals__.get(name) for name in _names(function.__code__)}
-        own = {n: value.dispatcher for n, value in values.items() if isinstance(value, _Deferred | _Part | _Kernel)}
+        jitted = {n: value.dispatcher for n, value in values.items() if isinstance(value, _Deferred | _Part | _Kernel)}
         copy = types.FunctionType(
             function.__code__,
-            {**function.__globals__, **own},
+            {**function.__globals__, **jitted},
             function.__name__,
             function.__defaults__,
             function.__closure__,
@@ -188,8 +188,8 @@ else:
     def _names(code: types.CodeType) -> set[str]:
         """Return the global names that code uses."""
         inner = [_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
-        own = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
-        return own.union(*inner)
+        names = {operation.argval for operation in dis.get_instructions(code) if operation.opname == "LOAD_GLOBAL"}
+        return names.union(*inner)
 
     #: a reference to a module that imports numba, or to the object `name` in it, resolved when numba compiles
     deferred = _Deferred

@@ -131,30 +131,30 @@ RENAMED = (
 )
 
 
-def nearest(name: str, known: Iterable[str], least: float = 0.5) -> str:
-    """Return the `known` name that was probably meant, "" if the spelling of none is similar to the degree `least`.
+def nearest(name: str, names: Iterable[str], least: float = 0.5) -> str:
+    """Return the one of `names` that was probably meant, "" if the spelling of none is similar to the degree `least`.
 
     Names with the same prefix have priority over similar spellings: "async" does not suggest "k-async".
     """
     import difflib
 
-    known = list(known)
-    current = [new for old, new in RENAMED if old == name and new in known]
+    names = list(names)
+    current = [new for old, new in RENAMED if old == name and new in names]
     if current:
         return current[0]
-    plain = {re.sub(r"[\s_-]", "", each).lower(): each for each in sorted(known, reverse=True)}
+    plain = {re.sub(r"[\s_-]", "", other).lower(): other for other in sorted(names, reverse=True)}
     wanted = re.sub(r"[\s_-]", "", name[:100]).lower()
     if wanted in plain:
         return plain[wanted]
     close = difflib.get_close_matches(wanted, plain, n=len(plain) or 1, cutoff=0.0)
     words = _words(name)  # the longest name whose words all occur: "h100" in "NVIDIA H100 80GB HBM3"
-    within = sorted((each for each in known if len(each) > 2 and _words(each) <= words), key=len, reverse=True)
-    begins = [each for each in close if len(wanted) > 2 and each.startswith(wanted)]
-    inside = [each for each in close if len(wanted) > 2 and wanted in each]
+    within = sorted((other for other in names if len(other) > 2 and _words(other) <= words), key=len, reverse=True)
+    begins = [spelling for spelling in close if len(wanted) > 2 and spelling.startswith(wanted)]
+    inside = [spelling for spelling in close if len(wanted) > 2 and wanted in spelling]
     alike = difflib.get_close_matches(wanted, plain, n=1, cutoff=least)
     typo = difflib.get_close_matches(wanted, alike, n=1, cutoff=0.8)
-    begins, typo, after = ([plain[each] for each in some] for some in (begins, typo, (*alike, *inside)))
-    typo = [each for each in typo if not within or within[0] in each]  # "h100-80g" does not mean "a100-80g"
+    begins, typo, after = ([plain[spelling] for spelling in some] for some in (begins, typo, (*alike, *inside)))
+    typo = [other for other in typo if not within or within[0] in other]  # "h100-80g" does not mean "a100-80g"
     return next(iter((*begins, *typo, *within, *after)), "")
 
 
@@ -162,17 +162,17 @@ def _words(name: str) -> set[str]:
     return set(filter(None, re.split(r"[\s_-]+", name[:100].lower())))
 
 
-def no_attribute(owner: str, name: str, known: Iterable[str]) -> AttributeError:
-    """Return the error for an attribute that `owner` does not have, with the nearest of the `known` ones as a hint."""
-    near = nearest(name, known)
+def no_attribute(owner: str, name: str, names: Iterable[str]) -> AttributeError:
+    """Return the error for an attribute that `owner` does not have, with the nearest of `names` as a hint."""
+    near = nearest(name, names)
     return AttributeError(f"{owner} has no attribute {name!r}" + (f"; did you mean {near!r}?" if near else ""))
 
 
-def unknown_name(what: str, name: str, known: Iterable[str], where: str = "") -> ConfigError:
-    """Return the error for a `name` that is not among the `known` ones, with the nearest as a hint."""
-    known = sorted(known)
-    near = nearest(name, known)
-    hint = f"did you mean {near!r}?" if near else f"known: {listed(known) or 'none'}"
+def unknown_name(what: str, name: str, names: Iterable[str], where: str = "") -> ConfigError:
+    """Return the error for a `name` that is not among `names`, with the nearest as a hint."""
+    names = sorted(names)
+    near = nearest(name, names)
+    hint = f"did you mean {near!r}?" if near else f"known: {listed(names) or 'none'}"
     prefix = f"{where}: " if where else ""
     return ConfigError(f"{prefix}unknown {what} {shown(name)}; {hint}")
 
@@ -185,5 +185,5 @@ class SuggestsAttributes:
         def __getattr__(self, name: str) -> object:
             if hasattr(type(self), name):  # a property, whose own AttributeError is raised
                 return object.__getattribute__(self, name)
-            known = [each for each in dir(self) if not each.startswith("_")]
-            raise no_attribute(f"the {type(self).__name__}", name, known)
+            names = [attribute for attribute in dir(self) if not attribute.startswith("_")]
+            raise no_attribute(f"the {type(self).__name__}", name, names)

@@ -41,9 +41,9 @@ def _skip_last_collections() -> None:
     with suppress(Exception):  # an application's classes may not be hashable, and its streams may have no buffer
         has_finalizer = functools.cache(lambda kind: hasattr(kind, "__del__") and not _only_frees(kind))
         streams = [stream for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__) if stream is not None]
-        known = {id(each) for one in streams for each in (one, one.buffer, getattr(one.buffer, "raw", None))}
+        stream_ids = {id(layer) for file in streams for layer in (file, file.buffer, getattr(file.buffer, "raw", None))}
         finalized = itertools.compress(objects, map(has_finalizer, map(type, objects)))
-        if all(id(one) in known or _has_ended(one) for one in finalized):
+        if all(id(item) in stream_ids or _has_ended(item) for item in finalized):
             gc.freeze()
 
 

@@ -113,9 +113,9 @@ _IRRELEVANT = (_VARIABLE, "NUMBA_NUM_THREADS")  # to the code
 
 def cache_folders() -> list[Path]:
     """Return the folders in which code may be cached, in order of preference."""
-    given = os.environ.get(_VARIABLE)
-    if given:
-        return [Path(given)]
+    folder = os.environ.get(_VARIABLE)
+    if folder:
+        return [Path(folder)]
     user = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return [PACKAGE / "__pycache__", Path(user) / "ddlsim"]
 
@@ -268,9 +268,9 @@ def _address(name: str) -> int:
     """
     module, colon, text = name.partition(":")
     if colon:
-        made = np.dtype(ast.literal_eval(text)) if module == "dtype" else getattr(_MODULES[module], text)
-        _permanent.append(made)
-        return id(made)
+        target = np.dtype(ast.literal_eval(text)) if module == "dtype" else getattr(_MODULES[module], text)
+        _permanent.append(target)
+        return id(target)
     for library in (ctypes.pythonapi, _mathematics()):
         try:
             return ctypes.addressof(ctypes.c_char.in_dll(library, name))

@@ -29,13 +29,13 @@ def labelled(rows: Iterable[tuple[str, str]]) -> str:
             merged.append((label, [text]))
         elif text:
             merged[-1][1].append(text)
-    found = (
+    html_rows = (
         f'<tr><th scope="row" style="{_LEFT}; vertical-align: top; white-space: nowrap">{escaped(label)}</th>'
         f'<td style="{_LEFT}">{"<br>".join(map(escaped, texts))}</td></tr>'
         for label, texts in merged
         if label or any(texts)
     )
-    return f"<table><tbody>{''.join(found)}</tbody></table>"
+    return f"<table><tbody>{''.join(html_rows)}</tbody></table>"
 
 
 def grid(rows: Sequence[Sequence[str]], left: Container[int] = ()) -> str:
@@ -43,17 +43,17 @@ def grid(rows: Sequence[Sequence[str]], left: Container[int] = ()) -> str:
     head, *body = rows
     style = [_LEFT if i in left else _RIGHT for i in range(len(head))]
     cells = "".join(f'<th scope="col" style="{s}">{escaped(text)}</th>' for s, text in zip(style, head, strict=True))
-    found = (
+    cell_rows = (
         "".join(f'<td style="{s}">{escaped(text)}</td>' for s, text in zip(style, row, strict=True)) for row in body
     )
-    below = "".join(f"<tr>{line}</tr>" for line in found)
+    below = "".join(f"<tr>{line}</tr>" for line in cell_rows)
     return f"<table><thead><tr>{cells}</tr></thead><tbody>{below}</tbody></table>"
 
 
 def lines(texts: Iterable[str]) -> str:
     """Return lines of text, one below the other; "" if there are none."""
-    found = [escaped(text) for text in texts]
-    return f"<p>{'<br>'.join(found)}</p>" if found else ""
+    escaped_texts = [escaped(text) for text in texts]
+    return f"<p>{'<br>'.join(escaped_texts)}</p>" if escaped_texts else ""
 
 
 def folded(label: str, part: str) -> str:

@@ -133,8 +133,8 @@ def kernels() -> list[Any]:
 def files() -> list[Path]:
     """Return the cache files of all imported modules: one index per function, and its code."""
     caches = (dispatcher._cache for dispatcher in _dispatchers)
-    found = (Path(cache.cache_path).glob(f"{glob.escape(cache.stem)}.*") for cache in caches)
-    return sorted({path for paths in found for path in paths})
+    matches = (Path(cache.cache_path).glob(f"{glob.escape(cache.stem)}.*") for cache in caches)
+    return sorted({path for paths in matches for path in paths})
 
 
 #: A compiled function takes arrays or numbers, whose types numba infers.

@@ -61,10 +61,10 @@ def decoded(data: bytes, where: str = "") -> str:
 
 def flattened(table: Mapping[str, object], where: str = "") -> dict[str, object]:
     """Return the values in nested tables, by dotted path."""
-    found: dict[str, object] = {}
+    leaves: dict[str, object] = {}
     for name, value in table.items():
-        found |= flattened(value, f"{where}{name}.") if isinstance(value, dict) else {f"{where}{name}": value}
-    return found
+        leaves |= flattened(value, f"{where}{name}.") if isinstance(value, dict) else {f"{where}{name}": value}
+    return leaves
 
 
 def check_separator(head: Sequence[str], where: str) -> None:

@@ -53,7 +53,7 @@ class Source:
     folder: Path | None = None
     allow_code: bool = False
 
-    def found(self, name: str) -> str | Path:
+    def located(self, name: str) -> str | Path:
         """Return the path of a file (with options) or folder if it exists in the folder, else the name."""
         if self.folder is None:
             return name
@@ -82,8 +82,8 @@ def members(annotation: Any) -> Iterator[Any]:
     if origin is Annotated:
         yield from members(inner[0])
     elif origin is typing.Union or origin is types.UnionType:
-        for each in inner:
-            yield from members(each)
+        for part in inner:
+            yield from members(part)
     else:
         yield annotation
 
@@ -91,10 +91,10 @@ def members(annotation: Any) -> Iterator[Any]:
 def _rules(annotation: Any) -> Iterator[Rule]:
     inner = typing.get_args(annotation)
     if typing.get_origin(annotation) is Annotated:
-        yield from (each for each in inner[1:] if isinstance(each, Rule))
+        yield from (rule for rule in inner[1:] if isinstance(rule, Rule))
         inner = inner[:1]
-    for each in inner:
-        yield from _rules(each)
+    for part in inner:
+        yield from _rules(part)
 
 
 def _quantity_rule(annotation: Any) -> Rule | None:
@@ -106,13 +106,13 @@ def _quantity_rule(annotation: Any) -> Rule | None:
 def _items(annotation: Any) -> list[Any]:
     """Return the annotations of the items of an annotation's lists."""
     kinds = (tuple, list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
-    return [each for each in members(annotation) if typing.get_origin(each) in kinds]
+    return [member for member in members(annotation) if typing.get_origin(member) in kinds]
 
 
 def _entries(annotation: Any) -> Any:
     """Return the annotation of the values of an annotation's mappings, or None if it has none."""
-    mappings = (each for each in members(annotation) if typing.get_origin(each) in (dict, collections.abc.Mapping))
-    return next((typing.get_args(each)[1] for each in mappings), None)
+    mappings = (kind for kind in members(annotation) if typing.get_origin(kind) in (dict, collections.abc.Mapping))
+    return next((typing.get_args(mapping)[1] for mapping in mappings), None)
 
 
 def _annotations(make: Callable[..., object]) -> dict[str, object]:
@@ -154,12 +154,12 @@ class Schema:
     def kinds(self, annotation: object) -> dict[str, type]:
         """Return the classes that a table may describe for an `annotation`, by name."""
         kinds: dict[str, type] = {}
-        for each in members(annotation):
-            of = typing.get_origin(each) or each
+        for member in members(annotation):
+            of = typing.get_origin(member) or member
             if of in self.names:
                 kinds |= self.names[of]
-            elif isinstance(each, type) and is_dataclass(each) and each not in self.opaque:
-                kinds[self._called.get(each) or _kebab(each)] = each
+            elif isinstance(member, type) and is_dataclass(member) and member not in self.opaque:
+                kinds[self._called.get(member) or _kebab(member)] = member
         return kinds
 
     @property
@@ -174,13 +174,13 @@ class Schema:
 
     def _arguments_of(self, make: Callable[..., object]) -> dict[str, object]:
         kind = make if isinstance(make, type) else type(None)
-        declared = {name: self.fields.get((kind, name), each) for name, each in _annotations(make).items()}
+        declared = {name: self.fields.get((kind, name), annotation) for name, annotation in _annotations(make).items()}
         taken = (name for name in inspect.signature(make).parameters if name in declared and name not in self.filled_in)
         return {name: declared[name] for name in taken if self._is_sayable(declared[name])}
 
     def _is_sayable(self, annotation: object) -> bool:
         simple = (bool, int, float, str, Path, object, Any)
-        if any(each in simple or typing.get_origin(each) is Literal for each in members(annotation)):
+        if any(member in simple or typing.get_origin(member) is Literal for member in members(annotation)):
             return True
         return any(_rules(annotation)) or bool(_items(annotation) or _entries(annotation) or self.kinds(annotation))
 
@@ -191,7 +191,7 @@ class Schema:
         if not rest:
             return annotation
         inner = [self.annotation_at(kind, rest) for kind in self.kinds(annotation).values()]
-        inner = [each for each in inner if each is not object]
+        inner = [option for option in inner if option is not object]
         return typing.Union[tuple(inner)] if inner else object  # noqa: UP007  # of a list
 
     def structure(
@@ -223,26 +223,26 @@ class Schema:
             if entries is None and object not in members(annotation) and Any not in members(annotation):
                 raise ConfigError(f"{where} = {shown(value)}: a table is not allowed here; write a number or a string")
             inner = object if entries is None else entries
-            return {key: self.value(inner, each, f"{where}.{key}", str(key), source) for key, each in value.items()}
+            return {key: self.value(inner, item, f"{where}.{key}", str(key), source) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [
-                self.value(self._item(annotation, i), each, f"{where}[{i}]", name, source)
-                for i, each in enumerate(value)
+                self.value(self._item(annotation, i), item, f"{where}[{i}]", name, source)
+                for i, item in enumerate(value)
             ]
         if isinstance(value, str):
             if not source.allow_code and name not in _TEXTS and UNIMPORTED not in _rules(annotation):
                 refuse_code(value, where)
             if reader is not None and len(kinds) == 1:
                 return reader(value, where, source)
-            return source.found(value) if Path in members(annotation) else value
+            return source.located(value) if Path in members(annotation) else value
         return value
 
     def _item(self, annotation: object, i: int) -> object:
         """Return the annotation of item i of a list."""
         inner: list[object] = []
-        for each in _items(annotation):
-            types = typing.get_args(each)
-            fixed = typing.get_origin(each) is tuple and types[-1] is not Ellipsis
+        for sequence in _items(annotation):
+            types = typing.get_args(sequence)
+            fixed = typing.get_origin(sequence) is tuple and types[-1] is not Ellipsis
             inner.append(types[min(i, len(types) - 1)] if fixed else types[0])
         return typing.Union[tuple(inner)] if inner else object  # noqa: UP007  # of a list
 
@@ -321,8 +321,8 @@ class Schema:
             raise ConfigError(f"{where} = {shown(value)}: must be {expected}")
         check = rule_of(annotation)
         try:
-            made = self.value(annotation, value, where, name, source)
-            return made if check is None else check(made, where)
+            converted = self.value(annotation, value, where, name, source)
+            return converted if check is None else check(converted, where)
         except ConfigError:
             if isinstance(value, str):
                 self._check_is_table(annotation, value, where, name)
@@ -333,7 +333,7 @@ class Schema:
         kind, *options = value.split("+")
         if kind not in self.kinds(annotation):
             return
-        pairs = (each.partition("=") for each in options)
+        pairs = (option.partition("=") for option in options)
         parts = [f'type = "{kind}"', *(f"{key} = {toml_value(parse_value(text))}" for key, _, text in pairs if text)]
         raise ConfigError(f"{where} = {shown(value)}: must be a table; write {name} = {{ {', '.join(parts)} }}")
 
@@ -365,13 +365,13 @@ class Schema:
         if isinstance(value, Mapping):
             inner = _entries(annotation) or object
             return {
-                str(key): self.unstructure(each, f"{where}.{key}", inner, full=full, folder=folder)
-                for key, each in value.items()
+                str(key): self.unstructure(item, f"{where}.{key}", inner, full=full, folder=folder)
+                for key, item in value.items()
             }
         if isinstance(value, Sequence):
             return [
-                self.unstructure(each, f"{where}[{i}]", self._item(annotation, i), full=full, folder=folder)
-                for i, each in enumerate(value)
+                self.unstructure(item, f"{where}[{i}]", self._item(annotation, i), full=full, folder=folder)
+                for i, item in enumerate(value)
             ]
         kind = type(value)
         if kind in self.opaque and not full and (text := text_of(value)) is not None:
@@ -383,7 +383,7 @@ class Schema:
         if kind in self.short and (part := self.short[kind](value)) is not value and not full:
             return self.unstructure(part, where, annotation, folder=folder)
         kinds = self.kinds(annotation)
-        name = next((name for name, each in kinds.items() if each is kind), None)
+        name = next((name for name, candidate in kinds.items() if candidate is kind), None)
         if name is None and full:
             name = self._called.get(kind) or _kebab(kind)
         if name is None and kind is not annotation:
@@ -400,8 +400,8 @@ class Schema:
         annotations = self.arguments_of(type(value))
         stem = f"{where}." if where else ""
         return {
-            name: self.unstructure(each, f"{stem}{name}", annotations.get(name, object), full=full, folder=folder)
-            for name, each in (arguments(value) if full else changed_arguments(value)).items()
+            name: self.unstructure(item, f"{stem}{name}", annotations.get(name, object), full=full, folder=folder)
+            for name, item in (arguments(value) if full else changed_arguments(value)).items()
             if not (full and name in self.filled_in)
         }
 
@@ -419,9 +419,9 @@ class Schema:
         if value is None or isinstance(value, str | bool | int | float):
             return repr(value)
         if isinstance(value, tuple | list):
-            return f"[{', '.join(self.expression(each, where) for each in value)}]"
+            return f"[{', '.join(self.expression(item, where) for item in value)}]"
         if isinstance(value, Mapping):
-            return f"{{{', '.join(f'{key!r}: {self.expression(each, where)}' for key, each in value.items())}}}"
+            return f"{{{', '.join(f'{key!r}: {self.expression(item, where)}' for key, item in value.items())}}}"
         kind = type(value)
         if kind in self.opaque and (text := text_of(value)) is not None:
             return self.expression(text, where)
@@ -436,7 +436,7 @@ class Schema:
         """Return the arguments of the call that creates an object."""
         stem = f"{where}." if where else ""
         pairs = changed_arguments(value).items()
-        return between.join(f"{name}={self.expression(each, f'{stem}{name}')}" for name, each in pairs)
+        return between.join(f"{name}={self.expression(argument, f'{stem}{name}')}" for name, argument in pairs)
 
 
 #: schema of classes that need no names
@@ -458,31 +458,31 @@ _AN_OBJECT = (
 )
 
 
-def unknown_key(name: str, known: Iterable[str], where: str, file: Mapping[str, object]) -> ConfigError:
-    """Return the error for a key that is not among the `known` ones.
+def unknown_key(name: str, names: Iterable[str], where: str, file: Mapping[str, object]) -> ConfigError:
+    """Return the error for a key that is not among `names`.
 
     file  the whole file, so that the message can name another kind of file; empty for a table inside a file
     """
-    known = list(known)
+    names = list(names)
     for key, (what, remedy) in _FILES.items():
-        if key in file and key not in known:
+        if key in file and key not in names:
             return ConfigError(f"{where}{': ' if where else ''}describes {what} (key {key!r}); {remedy}")
-    return unknown_name("key", name, known, where)
+    return unknown_name("key", name, names, where)
 
 
 def required(make: Callable[..., object]) -> list[str]:
     """Return the names of the arguments that have no default."""
     parameters = inspect.signature(make).parameters.values()
     plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [each.name for each in parameters if each.default is each.empty and each.kind in plain]
+    return [argument.name for argument in parameters if argument.default is argument.empty and argument.kind in plain]
 
 
 def class_named(name: str, where: str) -> type:
     """Return the dataclass named ``"package.module:Name"``; importing it runs its module."""
     make = imported(name, where)
     if not isinstance(make, type) or not is_dataclass(make):
-        found = shown(make)
-        raise ConfigError(f"{where} {name!r} is {found}; must be a dataclass with one field per setting")
+        description = shown(make)
+        raise ConfigError(f"{where} {name!r} is {description}; must be a dataclass with one field per setting")
     return make
 
 
@@ -498,21 +498,21 @@ def changed_arguments(value: Any) -> dict[str, Any]:
     An argument that the object does not store is an alternative to one that it stores.
     """
     kind = type(value)
-    factories = {each.name: each.default_factory for each in dataclasses.fields(kind) if callable(each.default_factory)}
+    factories = {item.name: item.default_factory for item in dataclasses.fields(kind) if callable(item.default_factory)}
     parameters = inspect.signature(kind).parameters
     changed: dict[str, Any] = {}
-    for name, each in arguments(value).items():
+    for name, argument in arguments(value).items():
         default = factories[name]() if name in factories else parameters[name].default
         default = _as_text(kind, name, default)
-        if type(each) is not type(default) or each != default:
-            changed[name] = each
+        if type(argument) is not type(default) or argument != default:
+            changed[name] = argument
     return changed
 
 
 def _as_text(kind: type, name: str, value: Any) -> Any:
     annotation = _annotations(kind).get(name)
     if isinstance(value, Mapping) and (inner := _quantity_rule(_entries(annotation))) is not None:
-        return {key: quantity_text(each, inner.dimension) for key, each in value.items()}
+        return {key: quantity_text(item, inner.dimension) for key, item in value.items()}
     if isinstance(value, bool) or not isinstance(value, int | float | str) or value in (math.inf, -math.inf):
         return value
     rule = _quantity_rule(annotation) or next((rule for rule in _rules(annotation) if rule.dimension), None)
@@ -539,33 +539,33 @@ def _table_lines(table: Mapping[str, Any], name: str) -> list[str]:
     for key in headed:
         header = f"{name}.{toml_key(key)}" if name else toml_key(key)
         is_list = not isinstance(table[key], Mapping)
-        for each in table[key] if is_list else [table[key]]:
-            lines += ["", f"[[{header}]]" if is_list else f"[{header}]", *_table_lines(each, header)]
+        for row in table[key] if is_list else [table[key]]:
+            lines += ["", f"[[{header}]]" if is_list else f"[{header}]", *_table_lines(row, header)]
     return lines
 
 
 def _toml_lines(value: object) -> str:
     """Return a value on one line, or on one line per item for a long list of lists or tables."""
     text = toml_value(value)
-    if len(text) < 120 or not isinstance(value, list) or not all(isinstance(each, list | Mapping) for each in value):
+    if len(text) < 120 or not isinstance(value, list) or not all(isinstance(item, list | Mapping) for item in value):
         return text
-    return "\n".join(["[", *(f"  {toml_value(each)}," for each in value), "]"])
+    return "\n".join(["[", *(f"  {toml_value(item)}," for item in value), "]"])
 
 
 def _has_header(value: object, is_nested: bool) -> bool:
     if isinstance(value, Mapping):
         return not is_nested or len(toml_value(value)) > 100
-    if not isinstance(value, list) or not value or not all(isinstance(each, Mapping) for each in value):
+    if not isinstance(value, list) or not value or not all(isinstance(item, Mapping) for item in value):
         return False
-    return not is_nested or max(len(toml_value(each)) for each in value) > 180
+    return not is_nested or max(len(toml_value(item)) for item in value) > 180
 
 
 def toml_value(value: object) -> str:
     """Return a value in TOML notation, on one line."""
     if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{toml_key(key)} = {toml_value(each)}' for key, each in value.items())} }}"
+        return f"{{ {', '.join(f'{toml_key(key)} = {toml_value(item)}' for key, item in value.items())} }}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(toml_value(each) for each in value)}]"
+        return f"[{', '.join(toml_value(item) for item in value)}]"
     if isinstance(value, float) and not math.isfinite(value):
         return repr(value)
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # allowed in JSON, but not in TOML

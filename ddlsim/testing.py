@@ -220,7 +220,7 @@ def check_strategy(
     before_last = f"but the updates before the last use {sum(samples[:-1])} samples"
     _need(sum(samples[:-1]) < most, owner, f"{said}, {before_last}; 4 steps of {n_workers} workers have only {most}")
     if alone:
-        plain, here = (learned(each, 1, 1).params for each in (AllReduce(), rule))
+        plain, here = (learned(algorithm, 1, 1).params for algorithm in (AllReduce(), rule))
         same = plain is not None and here is not None and _same([plain], [here])
         _need(same, owner, "with one worker, it differs from plain SGD (set alone=False if it is supposed to differ)")
     if compresses:

@@ -45,19 +45,19 @@ def places(values: Sequence[float], spreads: Sequence[float] | None = None) -> l
     two `spreads` (n,), share a rank; then the smallest of the rest and all that tie with it, and so on. Among equal
     values, the one with the largest spread comes first.
     """
-    given = [0.0] * len(values) if spreads is None else list(spreads)
-    widest = max(given, default=0.0)
-    ascending = sorted(range(len(values)), key=lambda i: (values[i], -given[i]))
-    found = [-1] * len(values)
+    widths = [0.0] * len(values) if spreads is None else list(spreads)
+    widest = max(widths, default=0.0)
+    ascending = sorted(range(len(values)), key=lambda i: (values[i], -widths[i]))
+    ranks = [-1] * len(values)
     n_places = 0
     for start, leader in enumerate(ascending):
-        if found[leader] >= 0:
+        if ranks[leader] >= 0:
             continue
         for i in _near(values, ascending, start, widest):
-            if found[i] < 0 and tie(values[leader], values[i], max(given[leader], given[i])):
-                found[i] = n_places
+            if ranks[i] < 0 and tie(values[leader], values[i], max(widths[leader], widths[i])):
+                ranks[i] = n_places
         n_places += 1
-    return found
+    return ranks
 
 
 def _near(values: Sequence[float], ascending: Sequence[int], start: int, widest: float) -> list[int]:
@@ -79,8 +79,8 @@ def in_order(items: Sequence[T], keys: Callable[[T], Sequence[float]], spread: C
 def _by_key(items: list[T], keys: dict[int, Sequence[float]], spread: Callable[[T], float], level: int) -> list[T]:
     if len(items) < 2 or level == len(keys[id(items[0])]):
         return items
-    own = places([keys[id(item)][level] for item in items], [spread(item) for item in items])
+    ranks = places([keys[id(item)][level] for item in items], [spread(item) for item in items])
     groups: dict[int, list[T]] = {}
-    for place, item in zip(own, items, strict=True):
+    for place, item in zip(ranks, items, strict=True):
         groups.setdefault(place, []).append(item)
     return [item for place in sorted(groups) for item in _by_key(groups[place], keys, spread, level + 1)]

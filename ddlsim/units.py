@@ -104,9 +104,9 @@ def parse(text: str, dimension: str, where: str = "") -> float:
     at = f"{where}: {shown(text)}" if where else shown(text)
     if len(text) > _LONGEST:
         raise UnitError(f"{at} is too long for a {noun}; write it like {example!r}")
-    found = _NUMBER.match(text.strip())
-    assert found is not None  # even if the text begins with no number
-    number, exponent, written = found[1], int(found[2] or 0), text.strip()[found.end() :]
+    match = _NUMBER.match(text.strip())
+    assert match is not None  # even if the text begins with no number
+    number, exponent, written = match[1], int(match[2] or 0), text.strip()[match.end() :]
     if "," in number:
         raise UnitError(f"{at} contains a comma; write decimals with a point and thousands without a separator")
     prefix, unit = _prefix_and_unit(written)
@@ -140,12 +140,12 @@ def parse(text: str, dimension: str, where: str = "") -> float:
 
 def _hint(written: str, dimension: str) -> str:
     """Return " (did you mean ...?)" for a unit with other letters, a plural or another abbreviation, else ""."""
-    known = [(prefix + unit, prefix + unit) for unit in DIMENSIONS[dimension][1] for prefix in _PREFIXES]
+    spellings = [(prefix + unit, prefix + unit) for unit in DIMENSIONS[dimension][1] for prefix in _PREFIXES]
     if dimension == "bytes":  # "1 Gb" may be either
-        known += [(f"{prefix}b", f"{prefix}bit") for prefix in _PREFIXES]
-    known += [("m", "ms"), ("m", "min")] if dimension == "time" else []
+        spellings += [(f"{prefix}b", f"{prefix}bit") for prefix in _PREFIXES]
+    spellings += [("m", "ms"), ("m", "min")] if dimension == "time" else []
     near: dict[float, str] = {}  # one unit per size
-    for spelling, unit in known:
+    for spelling, unit in spellings:
         if _plain(spelling) == _plain(written):
             near.setdefault(parse(f"1 {unit}", dimension), unit)
     return f" (did you mean {' or '.join(map(repr, near.values()))}?)" if near else ""
@@ -178,5 +178,5 @@ def quantity_text(value: float | str, dimension: str) -> str:
     numbers = ((number / parse(f"1 {unit}", dimension), unit) for unit in units)
     texts = [(f"{n:.{digits}g} {unit}", not 1.0 <= n < 1000.0) for n, unit in numbers for digits in (12, 17)]
     exact = [(text, far) for text, far in texts if "e" not in text and parse(text, dimension) == number]
-    shortest = min(exact, key=lambda each: (len(each[0]), each[1]), default=None)
+    shortest = min(exact, key=lambda choice: (len(choice[0]), choice[1]), default=None)
     return f"{number!r} {DIMENSIONS[dimension][0]}" if shortest is None else shortest[0]

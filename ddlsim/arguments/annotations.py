@@ -58,7 +58,7 @@ def rule_of(annotation: Any) -> Rule | None:
     if origin is Literal:
         return one_of(*inner)
     if origin is tuple and len(inner) and inner[-1] is not Ellipsis:
-        return _fixed(tuple(rule_of(each) for each in inner))
+        return _fixed(tuple(rule_of(item) for item in inner))
     if origin in (tuple, list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection):
         return _sequence(rule_of(inner[0]), list if origin is list else tuple)
     if origin in (dict, collections.abc.Mapping):
@@ -97,8 +97,8 @@ def _narrowed(inner: Any, notes: tuple[object, ...]) -> Rule | None:
     keeps: list[Callable[[Any, str], object]] = [rule.keep, *filter(callable, notes)]
 
     def keep(value: Any, where: str) -> object:
-        for each in keeps:
-            value = each(value, where)
+        for check in keeps:
+            value = check(value, where)
         return value
 
     return Rule(text, rule.takes, keep, plural=plural[0] if plural else "", words=rule.words)
@@ -106,25 +106,25 @@ def _narrowed(inner: Any, notes: tuple[object, ...]) -> Rule | None:
 
 def _any_of(members: tuple[Any, ...]) -> Rule | None:
     order = [type(None), bool, int]  # an integer stays one where a float is welcome, too
-    kinds = [(alternatives(each)[0], each) for each in members]
-    ordered = [each for _, each in sorted(kinds, key=lambda pair: order.index(pair[0]) if pair[0] in order else 3)]
-    rules = [PATH if each is str and Path in members else rule_of(each) for each in ordered]
-    known = [rule for rule in rules if rule is not None]
-    if len(known) < len(rules):
+    kinds = [(alternatives(member)[0], member) for member in members]
+    ordered = [member for _, member in sorted(kinds, key=lambda pair: order.index(pair[0]) if pair[0] in order else 3)]
+    rules = [PATH if member is str and Path in members else rule_of(member) for member in ordered]
+    present = [rule for rule in rules if rule is not None]
+    if len(present) < len(rules):
         return None
-    named = [rule for rule in (*known[1:], known[0]) if rule is not PATH or Path in ordered]
+    named = [rule for rule in (*present[1:], present[0]) if rule is not PATH or Path in ordered]
     choices = (_OR.split(rule.text) if "whose" not in rule.text else [rule.text] for rule in named)
     text = _listed(dict.fromkeys(itertools.chain(*choices)), "or")
     plural = _listed(dict.fromkeys(rule.plural for rule in named), "or") if all(rule.plural for rule in named) else ""
 
     def keep(value: object, where: str) -> object:
-        for rule in known:
+        for rule in present:
             if rule.takes(value):
                 return rule.keep(value, where)
         raise wrong(value, where, text)
 
-    words = tuple(word for rule in known for word in rule.words)
-    return Rule(text, lambda value: any(rule.takes(value) for rule in known), keep, plural=plural, words=words)
+    words = tuple(word for rule in present for word in rule.words)
+    return Rule(text, lambda value: any(rule.takes(value) for rule in present), keep, plural=plural, words=words)
 
 
 def _is_list(value: object) -> bool:
@@ -243,11 +243,11 @@ def alternatives(annotation: Any) -> list[Any]:
     """Return the types that a value may have, with what narrows them left out; a name of several is a string."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
-        return list(dict.fromkeys(kind for each in inner for kind in alternatives(each)))
+        return list(dict.fromkeys(kind for member in inner for kind in alternatives(member)))
     if origin is Annotated:
         return alternatives(inner[0])
     if origin is Literal:
         return [str]
     if inner and origin in (tuple, collections.abc.Sequence, collections.abc.Iterable):
-        return [origin[tuple(each if each is Ellipsis else alternatives(each)[0] for each in inner)]]
+        return [origin[tuple(item if item is Ellipsis else alternatives(item)[0] for item in inner)]]
     return [annotation]

@@ -20,7 +20,7 @@ _PLAIN, _NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYW
 _SEVERAL, _MORE = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 
-def _read(annotation: object, name: str, function: Callable[..., object], made: type | None) -> object:
+def _read(annotation: object, name: str, function: Callable[..., object], cls: type | None) -> object:
     """Return an annotation as an object: modules here postpone their evaluation.
 
     The names in it are those of the module that it is written in: a dataclass inherits fields from other modules.
@@ -28,29 +28,29 @@ def _read(annotation: object, name: str, function: Callable[..., object], made: 
     if not isinstance(annotation, str):
         return annotation
     scope = inspect.unwrap(function).__globals__
-    if made is not None and dataclasses.is_dataclass(made):
-        bases = (base for base in made.__mro__ if name in vars(base).get("__annotations__", ()))
+    if cls is not None and dataclasses.is_dataclass(cls):
+        bases = (base for base in cls.__mro__ if name in vars(base).get("__annotations__", ()))
         scope = next((vars(sys.modules[base.__module__]) for base in bases), scope)
     return eval(annotation, scope)
 
 
 def annotations_of(make: Callable[..., object]) -> dict[str, object]:
     """Return the annotations of a function's, or a class's, arguments as objects."""
-    made = make if isinstance(make, type) else None
-    function: Callable[..., object] = make if made is None else made.__init__  # type: ignore[misc]  # of this very class
+    cls = make if isinstance(make, type) else None
+    function: Callable[..., object] = make if cls is None else cls.__init__  # type: ignore[misc]  # of this very class
     written = inspect.get_annotations(inspect.unwrap(function)).items()
-    return {name: _read(annotation, name, function, made) for name, annotation in written if name != "return"}
+    return {name: _read(annotation, name, function, cls) for name, annotation in written if name != "return"}
 
 
 class _Signature:
-    """What a function (the constructor of the class `made`) asks of its arguments; messages call it `owner`."""
+    """What a function (the constructor of the class `cls`) asks of its arguments; messages call it `owner`."""
 
-    def __init__(self, function: Callable[..., object], owner: str, made: type | None) -> None:
+    def __init__(self, function: Callable[..., object], owner: str, cls: type | None) -> None:
         self.owner = owner
         self.signature = inspect.signature(function)
         self.rules = {
             name: rule
-            for name, annotation in annotations_of(function if made is None else made).items()
+            for name, annotation in annotations_of(function if cls is None else cls).items()
             if (rule := rule_of(annotation)) is not None
         }
         kinds = {name: parameter.kind for name, parameter in self.signature.parameters.items()}
@@ -110,16 +110,16 @@ def checked(target: T) -> T:
     return _guarded(target, None)
 
 
-def _guarded(function: T, made: type | None) -> T:
+def _guarded(function: T, cls: type | None) -> T:
     name = function.__qualname__.rpartition("<locals>.")[2]
-    known: dict[str, _Signature] = {}  # made when it is needed: annotations may name what is defined later
+    signatures: dict[str, _Signature] = {}  # made when it is needed: annotations may name what is defined later
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        owner = name if made is None else type(args[0]).__name__
-        signature = known.get(owner)
+        owner = name if cls is None else type(args[0]).__name__
+        signature = signatures.get(owner)
         if signature is None:
-            signature = known[owner] = _Signature(function, owner, made)
+            signature = signatures[owner] = _Signature(function, owner, cls)
         kept, named = signature.checked(args, kwargs)
         return function(*kept, **named)
 

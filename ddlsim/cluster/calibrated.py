@@ -85,9 +85,9 @@ def current_parameters(cluster: Cluster) -> dict[str, float]:
     """
     values: dict[str, float] = {}
     for link_class in ("between", "inside"):
-        found = _reference_links(cluster, link_class)
-        if found is not None and len(found[0]):
-            links, rate = found
+        reference = _reference_links(cluster, link_class)
+        if reference is not None and len(reference[0]):
+            links, rate = reference
             values[f"{link_class}.latency"] = float(cluster.link_latency[links].sum())
             if cluster.details is not None:
                 values[f"{link_class}.latency"] += float(cluster.details.overhead[links].max())
@@ -128,23 +128,23 @@ def with_parameters(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
             reduce_time = np.where(cluster.is_endpoint, 1.0 / value, 0.0)
             continue
         link_class, _, quantity = name.partition(".")
-        found = _reference_links(cluster, link_class)
-        if found is None or not len(found[0]):
+        reference = _reference_links(cluster, link_class)
+        if reference is None or not len(reference[0]):
             raise ConfigError(
                 f"cluster {cluster.name!r}: calibration: {name} does not apply, because no two workers "
                 f"communicate over links {link_class} hosts; remove {name}"
             )
-        route, rate = found
+        route, rate = reference
         members = inside_hosts(cluster) == (link_class == "inside")  # the links that are scaled together
         if link_class == "inside":
             members &= np.isin(cluster.link_kind, [cluster.link_kind[link] for link in route.tolist()])
         if quantity == "latency":
-            known = float(latency[route].sum())
+            current = float(latency[route].sum())
             if details is not None:  # the measurement includes the threads at both ends
                 details = dataclasses.replace(details, overhead=np.where(members, 0.0, details.overhead))
-            if known and link_class == "inside":  # all kinds, because other proportions would change routes
+            if current and link_class == "inside":  # all kinds, because other proportions would change routes
                 members = inside_hosts(cluster)
-            latency[members] = latency[members] * (value / known) if known else value / len(route)
+            latency[members] = latency[members] * (value / current) if current else value / len(route)
         else:
             share = efficiency[members] * (value / float(rate.min()))
             # a share above 1 raises the bandwidth itself
@@ -196,8 +196,8 @@ def _reference_links(cluster: Cluster, link_class: str) -> tuple[Ints, Floats] |
         return None
     links = cluster.routes([ends[0]], [ends[1]])[0]
     share = dict(zip(*cluster.split_routes(*np.array(ends).reshape(2, 1)).path(0), strict=True))
-    own = inside_hosts(cluster)[links] == (link_class == "inside")
-    return links[own], payload_rate(cluster, links)[own] / [share[link] for link in links[own].tolist()]
+    of_class = inside_hosts(cluster)[links] == (link_class == "inside")
+    return links[of_class], payload_rate(cluster, links)[of_class] / [share[link] for link in links[of_class].tolist()]
 
 
 #: standard deviation of the logarithm per doubling beyond the measured range
@@ -256,10 +256,10 @@ def deviation(kind: str) -> Beyond:
     ("collective") is known, it is that of its least accurate kind, with a note.
     """
     parts, table = kind.split("/"), learned()
-    known = next(name for n in range(len(parts), -1, -1) if (name := "/".join(parts[:n])) in table)
-    if "/" in known:
-        return Beyond(0.0, (), 0.0, *table[known])
-    alike = [sides for name, sides in table.items() if name.startswith(known) and name.count("/") == bool(known)]
+    family = next(name for n in range(len(parts), -1, -1) if (name := "/".join(parts[:n])) in table)
+    if "/" in family:
+        return Beyond(0.0, (), 0.0, *table[family])
+    alike = [sides for name, sides in table.items() if name.startswith(family) and name.count("/") == bool(family)]
     note = f"no measured family resembles {kind}; using the interval of the least accurate kind"
     return Beyond(0.0, (note,), 0.0, *map(max, zip(*alike, strict=True)))
 

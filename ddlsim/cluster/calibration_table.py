@@ -182,10 +182,10 @@ def value_of(name: str, text: str, place: str) -> float:
 
 def apply(cluster: Cluster, table: Mapping[str, object]) -> Cluster:
     """Apply the `[calibration]` table of a cluster's file, and attach the table to the cluster."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     file = parse_calibration(table)
     for i, row in enumerate(file.parameters):
-        if row.name in found:
+        if row.name in values:
             raise ConfigError(f"calibration.parameters.{i}: {row.name!r} appears twice; remove one of the entries")
-        found[row.name] = value_of(row.name, row.value, f"calibration.parameters.{i}")
-    return dataclasses.replace(with_parameters(cluster, found), calibration=file)
+        values[row.name] = value_of(row.name, row.value, f"calibration.parameters.{i}")
+    return dataclasses.replace(with_parameters(cluster, values), calibration=file)

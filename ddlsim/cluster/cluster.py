@@ -81,8 +81,8 @@ class Routes:
 
     def path(self, i: int) -> tuple[Ints, Floats]:
         """Return the links of route i and the share of a message's bytes on each."""
-        own = slice(self.offsets[i], self.offsets[i + 1])
-        return self.links[own], self.share[own]
+        span = slice(self.offsets[i], self.offsets[i + 1])
+        return self.links[span], self.share[span]
 
     def replaced(self, paths: Mapping[int, tuple[Ints, Floats]]) -> Routes:
         """Return a copy in which the routes with the given indices have new paths.
@@ -226,7 +226,7 @@ class Cluster:
         return self._of_kind("storage")
 
     def _of_kind(self, kind: str) -> Ints:
-        return _frozen(np.array([node for node, each in enumerate(self.node_kind) if each == kind], dtype=np.int64))
+        return _frozen(np.array([node for node, label in enumerate(self.node_kind) if label == kind], dtype=np.int64))
 
     def operation_seconds(self, node: int) -> float:
         """Return the time (s) of one operation of a storage, independent of the number of bytes."""
@@ -249,9 +249,9 @@ class Cluster:
         """
         if self.link_seed is not None or self.details is None or not self.details.is_sampled:
             return self
-        made = dataclasses.replace(self, link_seed=seed)
-        vars(made)["_router"] = self._router
-        return made
+        cluster = dataclasses.replace(self, link_seed=seed)
+        vars(cluster)["_router"] = self._router
+        return cluster
 
     @cached_property
     def nominal_capacity(self) -> Floats:
@@ -313,7 +313,7 @@ class Cluster:
         src, dst = self.host_of[self.link_src], self.host_of[self.link_dst]
         hosts = distinct(self.host_of[self._of_kind("gpu")])
         leaves, inside = np.isin(src, hosts) & (src != dst), np.isin(src, hosts) & (src == dst)
-        n_inside, n_leaving = (np.bincount(self.link_src[each], minlength=self.n_nodes) for each in (inside, leaves))
+        n_inside, n_leaving = (np.bincount(self.link_src[links], minlength=self.n_nodes) for links in (inside, leaves))
         is_card = (n_inside == 1) & (n_leaving > 0)
         n_cards = np.bincount(self.link_src[inside & is_card[self.link_dst]], minlength=self.n_nodes)
         return bool((n_leaving + n_cards > 1).any())
@@ -361,13 +361,16 @@ class Cluster:
     def _routes_with_fixed(self, src: Ints, dst: Ints) -> Routes:
         fixed = [self.fixed_routes.get(pair) for pair in zip(src.tolist(), dst.tolist(), strict=True)]
         if self.routing == "fixed":
-            lost = (src != dst) & self.is_endpoint[src] & self.is_endpoint[dst] & [way is None for way in fixed]
+            lost = (src != dst) & self.is_endpoint[src] & self.is_endpoint[dst] & [path is None for path in fixed]
             if lost.any():
                 raise self.no_route(int(src[lost.argmax()]), int(dst[lost.argmax()]))
         # fixed routes replace routes that need not exist, so the router gets the empty route for these
-        offsets, links = self._router.route(src, np.where([way is not None for way in fixed], src, dst))[:2]
+        offsets, links = self._router.route(src, np.where([path is not None for path in fixed], src, dst))[:2]
         routed = np.split(links, offsets[1:-1])
-        parts = [own if way is None else np.array(way, dtype=np.int64) for own, way in zip(routed, fixed, strict=False)]
+        parts = [
+            route if path is None else np.array(path, dtype=np.int64)
+            for route, path in zip(routed, fixed, strict=False)
+        ]
         ends = np.cumsum([0, *map(len, parts)], dtype=np.int64)
         return Routes(ends, np.concatenate(parts) if parts else links)
 
@@ -436,16 +439,16 @@ class Cluster:
 
         The copy keeps the routes of this cluster, even if other paths have become faster.
         """
-        made = dataclasses.replace(self, link_bandwidth=bandwidth, link_latency=latency)
-        vars(made)["_router"] = self._router  # cached property; keeps the tables built so far
-        return made
+        cluster = dataclasses.replace(self, link_bandwidth=bandwidth, link_latency=latency)
+        vars(cluster)["_router"] = self._router  # cached property; keeps the tables built so far
+        return cluster
 
     def with_spraying(self) -> Cluster:
         """Return a copy of this cluster with routing "spray"."""
-        made = dataclasses.replace(self, routing="spray")
+        cluster = dataclasses.replace(self, routing="spray")
         if self.routing != "dimension-order":  # other policies share the tables of shortest paths
-            vars(made)["_router"] = self._router
-        return made
+            vars(cluster)["_router"] = self._router
+        return cluster
 
     @checked
     def with_costs(
@@ -596,9 +599,9 @@ def _details(cluster: Cluster, of_kind: Bools) -> str:
     """Describe the details of links of a kind, or return ""."""
     if cluster.details is None:
         return ""
-    found = [cluster.details.of(link) for link in np.flatnonzero(of_kind).tolist()]
+    details = [cluster.details.of(link) for link in np.flatnonzero(of_kind).tolist()]
     units = {"frame_header": "B", "frame_payload": "B", "spread": "", "burst": "B", "reverse_load": ""}
-    columns = {key: np.array([getattr(detail, key) for detail in found]) for key in units}
+    columns = {key: np.array([getattr(detail, key) for detail in details]) for key in units}
     ranges = {key: _range(column, units[key]) for key, column in columns.items() if column.any()}
     texts = {
         "frame_header": "{frame_header} of headers per {frame_payload} of payload",
@@ -607,9 +610,9 @@ def _details(cluster: Cluster, of_kind: Bools) -> str:
         "reverse_load": "acknowledgements {reverse_load}",
     }
     parts = [text.format(**ranges) for key, text in texts.items() if key in ranges]
-    if any(detail.sharing for detail in found):
+    if any(detail.sharing for detail in details):
         parts.append("first in, first out")
-    parts += sorted({_transport(detail) for detail in found if detail.transport})
+    parts += sorted({_transport(detail) for detail in details if detail.transport})
     return "".join(f", {part}" for part in parts)
 
 

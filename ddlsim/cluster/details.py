@@ -409,9 +409,9 @@ def sampled_times(cluster: Cluster) -> Floats:
     times, spread = np.ones(cluster.n_channels), cluster.details.spread
     sends = (spread > 0.0) & ~(cluster.is_switch_port & (cluster.host_of[cluster.link_dst] >= 0))
     for variation in np.unique(spread[sends]).tolist():
-        own = np.flatnonzero(sends & (spread == variation))
-        channels, first = np.unique(cluster.link_channel[own], return_index=True)
-        drawn = [stream(cluster.link_seed or 0, link, "link spread").random() for link in own[first].tolist()]
+        links = np.flatnonzero(sends & (spread == variation))
+        channels, first = np.unique(cluster.link_channel[links], return_index=True)
+        drawn = [stream(cluster.link_seed or 0, link, "link spread").random() for link in links[first].tolist()]
         times[channels[np.argsort(drawn)]] = Spread(variation).relative_times(len(channels))
     return times
 
@@ -425,7 +425,7 @@ def reverse_links(cluster: Cluster) -> Ints:
     order = np.argsort(ends, kind="stable")
     ends, back, links = ends[order], back[order], np.arange(cluster.n_links)
     place = np.searchsorted(ends, back) + links - np.searchsorted(ends, ends)
-    found = np.flatnonzero(np.append(ends, -1)[np.minimum(place, cluster.n_links)] == back)
+    matched = np.flatnonzero(np.append(ends, -1)[np.minimum(place, cluster.n_links)] == back)
     reverse = np.full(cluster.n_links, -1, dtype=np.int64)
-    reverse[order[found]] = order[place[found]]
+    reverse[order[matched]] = order[place[matched]]
     return reverse

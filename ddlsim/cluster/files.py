@@ -347,7 +347,7 @@ def _runs(pairs: Iterable[tuple[dict[str, Any], Any]]) -> Iterator[tuple[dict[st
     """Group consecutive neighbours with equal attributes: yield (attributes, neighbours)."""
     for _, group in itertools.groupby(pairs, key=lambda pair: pair[0]):
         run = list(group)
-        yield run[0][0], [each for _, each in run]
+        yield run[0][0], [neighbour for _, neighbour in run]
 
 
 def _alike(graph: Graph) -> list[tuple[dict[str, Any], list[tuple[str, str, int | None]]]]:
@@ -411,8 +411,8 @@ def _add_explicit(graph: Graph, file: ClusterFile) -> list[str | None]:
         place = f"hosts[{i}]"
         head = PLAIN.build(Numbered, {key: row[key] for key in ("name", "count") if key in row}, place)
         rest = {key: value for key, value in row.items() if key not in ("name", "count")}
-        machine, found = interior(rest, place)
-        sources += found
+        machine, machine_sources = interior(rest, place)
+        sources += machine_sources
         n_hosts, (nodes, links) = head.count or 1, size_of(machine)
         check_size(len(graph) + n_hosts * nodes, graph.number_of_edges() + n_hosts * links, place)
         for name in head.names:
@@ -474,8 +474,8 @@ def _check_new(name: str, ports: dict[str, list[str]], place: str) -> None:
 
 def _add_links(graph: Graph, ports: dict[str, list[str]], link: LinkTable, place: str) -> None:
     ends = [[name for name in ports if fnmatch.fnmatchcase(name, pattern)] for pattern in link.between]
-    for pattern, found in zip(link.between, ends, strict=True):
-        if not found:
+    for pattern, matches in zip(link.between, ends, strict=True):
+        if not matches:
             raise unknown_name("host or switch", pattern, ports, f"{place}.between")
     if link.shared and link.reverse_bandwidth is not None:
         raise ConfigError(
@@ -537,12 +537,12 @@ def _graph_errors(kind: str, remedy: str) -> Iterator[None]:
 
 
 def _check_references(nodes: list[Any], ends: list[Any]) -> None:
-    known = set(nodes)
-    if len(known) < len(nodes):
-        repeated = next(node for node in known if nodes.count(node) > 1)
+    node_ids = set(nodes)
+    if len(node_ids) < len(nodes):
+        repeated = next(node for node in node_ids if nodes.count(node) > 1)
         raise ConfigError(f"the node id {shown(repeated)} appears twice; rename one")
     for end in ends:
-        if end not in known:
+        if end not in node_ids:
             raise ConfigError(
                 f"an edge ends at {shown(end)}, which is not a node of the graph; add the node or correct the edge"
             )

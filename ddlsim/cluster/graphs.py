@@ -78,7 +78,7 @@ class EdgeAttributes(LinkDetailSettings):
     shared: bool = False
 
 
-NODE_KEYS, EDGE_KEYS = ({field.name for field in dataclasses.fields(each)} for each in (NodeAttributes, EdgeAttributes))
+NODE_KEYS, EDGE_KEYS = ({field.name for field in dataclasses.fields(kind)} for kind in (NodeAttributes, EdgeAttributes))
 #: attribute -> kinds of nodes that can have it
 _ONLY_OF = {
     **dict.fromkeys(("price", "device_price"), ("endpoints", ("gpu", "host", "storage"))),
@@ -91,10 +91,10 @@ Attributes = dict[str, Any]  # networkx does not restrict values; every one is c
 _Link = tuple[Hashable, Hashable, Hashable, Attributes]
 
 
-def _reject_unknown(attributes: Mapping[Any, object], known: set[str], where: str) -> None:
+def _reject_unknown(attributes: Mapping[Any, object], names: set[str], where: str) -> None:
     for key in attributes:
-        if key not in known:
-            raise unknown_name("attribute", str(key), known, where)
+        if key not in names:
+            raise unknown_name("attribute", str(key), names, where)
 
 
 def _checked(kind: type[T], attributes: Attributes, place: str) -> T:
@@ -260,16 +260,16 @@ def _link_columns(graph: nx.Graph[Any] | Graph, index: dict[Hashable, int], wher
     }
 
 
-def _once(known: dict[Hashable, T], data: Attributes, check: Callable[[Attributes, str], T], place: str) -> T:
+def _once(checked: dict[Hashable, T], data: Attributes, check: Callable[[Attributes, str], T], place: str) -> T:
     """Return the checked attributes; those equal to earlier ones, as of most nodes and links, are not checked again."""
     alike: Hashable = (*data.items(), *map(type, data.values()))
     try:
-        found = known.get(alike)
+        value = checked.get(alike)
     except TypeError:  # unhashable, such as a list; an error in the check
-        found = None
-    if found is None:
-        found = known[alike] = check(data, place)
-    return found
+        value = None
+    if value is None:
+        value = checked[alike] = check(data, place)
+    return value
 
 
 def _checked_node(data: Attributes, place: str) -> NodeAttributes:
@@ -298,8 +298,8 @@ def _check_shared(channels: list[int], edges: list[EdgeAttributes], listed: list
         if not edge.shared:
             continue
         other = first.setdefault(number, edge)
-        one, two = ((each.bandwidth, each.efficiency, each.kind or "link") for each in (edge, other))
-        if one != two:
+        forward, reverse = ((link.bandwidth, link.efficiency, link.kind or "link") for link in (edge, other))
+        if forward != reverse:
             raise ConfigError(
                 f"{where}: shared edge {u!r} -> {v!r}: bandwidth, efficiency and kind must equal those of "
                 f"{v!r} -> {u!r}, because the two directions share one capacity; use equal values or remove shared"

@@ -113,11 +113,11 @@ def direct_links(cluster: Cluster) -> dict[tuple[int, int], float]:
     within = np.flatnonzero(
         cluster.is_endpoint[src] & cluster.is_endpoint[dst] & (cluster.host_of[src] == cluster.host_of[dst])
     )
-    found: dict[tuple[int, int], float] = {}
+    bandwidths: dict[tuple[int, int], float] = {}
     for link in within.tolist():
         pair = int(src[link]), int(dst[link])
-        found[pair] = found.get(pair, 0.0) + float(cluster.link_bandwidth[link])
-    return found
+        bandwidths[pair] = bandwidths.get(pair, 0.0) + float(cluster.link_bandwidth[link])
+    return bandwidths
 
 
 @functools.lru_cache(maxsize=64)
@@ -189,7 +189,7 @@ def channels(cluster: Cluster, nodes: tuple[int, ...]) -> Channels:
         machine = machines[number]
         if inside.shape not in searched:
             searched[inside.shape] = inside.paths()
-        interface = {device: i for i, each in enumerate(inside.interfaces) for device in each}
+        interface = {device: i for i, devices in enumerate(inside.interfaces) for device in devices}
         chains.append([machine[list(path)] for path in searched[inside.shape]])
         paths.append(
             [
@@ -224,15 +224,15 @@ def rails(cluster: Cluster, nodes: tuple[int, ...]) -> tuple[Ints, ...] | None:
     at = np.array(nodes, dtype=np.int64)
     machines = members(cluster, at)
     n_local = len(machines[0])
-    if len(machines) == 1 or n_local == 1 or any(len(each) != n_local for each in machines):
+    if len(machines) == 1 or n_local == 1 or any(len(machine) != n_local for machine in machines):
         return None
-    ways = channels(cluster, nodes)
-    if len(ways.rings) != n_local:
+    ring_channels = channels(cluster, nodes)
+    if len(ring_channels.rings) != n_local:
         return None
-    pairs = cluster.routes(*(np.concatenate([at[np.roll(each, i)] for each in machines]) for i in (0, 1)))
+    pairs = cluster.routes(*(np.concatenate([at[np.roll(machine, i)] for machine in machines]) for i in (0, 1)))
     if any(cluster.link_kind[link] != "nvlink" for link in pairs.links.tolist()):
         return None
-    return tuple(np.array([chains[i][0] for chains in ways.chains]) for i in range(len(machines)))
+    return tuple(np.array([chains[i][0] for chains in ring_channels.chains]) for i in range(len(machines)))
 
 
 def _machines(cluster: Cluster, machines: list[Ints]) -> list[_Machine]:
@@ -246,12 +246,12 @@ def _machines(cluster: Cluster, machines: list[Ints]) -> list[_Machine]:
     ports: Iterator[tuple[int, ...]] = iter(())
     if len(machines) > 1:
         devices, outside = np.concatenate(machines), [machines[i - 1][0] for i in range(len(machines))]
-        ways = cluster.split_routes(devices, np.repeat(outside, n_devices))
-        host = np.repeat(cluster.host_of[devices], np.diff(ways.offsets))
-        source, target = (cluster.host_of[ends[ways.links]] for ends in (cluster.link_src, cluster.link_dst))
+        exits = cluster.split_routes(devices, np.repeat(outside, n_devices))
+        host = np.repeat(cluster.host_of[devices], np.diff(exits.offsets))
+        source, target = (cluster.host_of[ends[exits.links]] for ends in (cluster.link_src, cluster.link_dst))
         leaving = (source == host) & (target != host)
-        offsets = np.append(0, np.cumsum(leaving))[ways.offsets]
-        ports = (tuple(sorted(each)) for each in _rows(offsets, cluster.link_channel[ways.links[leaving]]))
+        offsets = np.append(0, np.cumsum(leaving))[exits.offsets]
+        ports = (tuple(sorted(row)) for row in _rows(offsets, cluster.link_channel[exits.links[leaving]]))
     return [_Machine(cluster, n, list(islice(paths, n * n)), list(islice(ports, n))) for n in n_devices]
 
 
@@ -273,7 +273,7 @@ class _Machine:
         number = {channel: i for i, channel in enumerate(used)}
         self.capacity = cluster.nominal_capacity[used].tolist()
         numbered = [[number[channel] for channel in path] for path in paths]
-        self.ways = [numbered[i * n : (i + 1) * n] for i in range(n)]
+        self.between = [numbered[i * n : (i + 1) * n] for i in range(n)]
         #: devices by nearest interfaces, and the rate of these interfaces
         self.interfaces: list[list[int]] = []
         self.outwards = np.inf if ports else 0.0
@@ -287,8 +287,8 @@ class _Machine:
     @property
     def shape(self) -> object:
         """Cache key: machines with equal shapes have the same paths."""
-        ways = tuple(tuple(map(tuple, row)) for row in self.ways)
-        return ways, tuple(self.capacity), tuple(map(tuple, self.interfaces)), self.outwards
+        between = tuple(tuple(map(tuple, row)) for row in self.between)
+        return between, tuple(self.capacity), tuple(map(tuple, self.interfaces)), self.outwards
 
     # ------------------------------------------------------------ a single machine
 
@@ -298,21 +298,21 @@ class _Machine:
         rate = 0.0
         fastest = max(self.capacity, default=0.0)
         speeds = {capacity * share for capacity in self.capacity for share in SHARES}
-        for speed in sorted((each for each in speeds if each <= fastest), reverse=True):
+        for speed in sorted((candidate for candidate in speeds if candidate <= fastest), reverse=True):
             if self._at_most(speed) * speed <= rate * (1.0 + 1e-9):
                 continue
-            found = self._most_cycles(speed)
-            if len(found) * speed > rate * (1.0 + 1e-9):
-                best, rate = found, len(found) * speed
+            cycles = self._most_cycles(speed)
+            if len(cycles) * speed > rate * (1.0 + 1e-9):
+                best, rate = cycles, len(cycles) * speed
         return best
 
     def _at_most(self, speed: float) -> int:
         """Return an upper bound on the rings of a rate, which use one channel from and one to each device."""
         ends: list[set[int]] = []
         for i in range(self.n):
-            ways = [(self.ways[i][j], self.ways[j][i]) for j in range(self.n) if j != i]
-            if all(out and back for out, back in ways):
-                ends += [{out[0] for out, _ in ways}, {back[-1] for _, back in ways}]
+            pairs = [(self.between[i][j], self.between[j][i]) for j in range(self.n) if j != i]
+            if all(out and back for out, back in pairs):
+                ends += [{out[0] for out, _ in pairs}, {back[-1] for _, back in pairs}]
         rings = (sum(int(self.capacity[channel] / speed + 1e-6) for channel in channels) for channels in ends)
         return min(rings, default=MOST_RINGS)
 
@@ -354,29 +354,29 @@ class _Machine:
             return [(0,)]
         ends = self._ends()
         for share in SHARES:
-            left, found = list(self.capacity), []
+            left, paths = list(self.capacity), []
             for begin, end in ends:
                 self.steps, speed = 0, self.outwards * share
-                ways = (([first], last) for first in begin for last in reversed(end) if first != last)
-                path = next((path for way in ways for path in self._walks(*way, left, speed)), None)
+                pairs = (([first], last) for first in begin for last in reversed(end) if first != last)
+                path = next((path for pair in pairs for path in self._walks(*pair, left, speed)), None)
                 if path is None:
                     break
-                found.append(path)
+                paths.append(path)
                 self._take([path], left, speed, closed=False)
             else:
-                return found
+                return paths
         return [(b[0], *(i for i in range(self.n) if i not in (b[0], e[-1])), e[-1]) for b, e in ends]
 
     def _ends(self) -> list[tuple[list[int], list[int]]]:
         """Return the devices at which each ring may enter, and at which it may leave."""
-        single = [each for each in self.interfaces if len(each) == 1]
+        single = [devices for devices in self.interfaces if len(devices) == 1]
         beside = {}
-        for i, each in enumerate(single):
+        for i, entry in enumerate(single):
             partner = i ^ 1 if len(single) % 2 == 0 else (i + 1) % len(single)
-            beside[each[0]] = single[partner]
+            beside[entry[0]] = single[partner]
         if len(single) == 1:
             beside[single[0][0]] = [i for i in range(self.n) if i != single[0][0]]
-        return [(each, each if len(each) > 1 else beside[each[0]]) for each in self.interfaces]
+        return [(devices, devices if len(devices) > 1 else beside[devices[0]]) for devices in self.interfaces]
 
     # ------------------------------------------------------------ search
 
@@ -394,7 +394,7 @@ class _Machine:
                     self._add(here, last, left, speed)
             return
         onwards = [i for i in range(self.n) if i not in path and (closed or (i == last) == (n_open == 1))]
-        onwards.sort(key=lambda i: (len(self.ways[here][i]), -self._room(here, i, left), (i - here) % self.n))
+        onwards.sort(key=lambda i: (len(self.between[here][i]), -self._room(here, i, left), (i - here) % self.n))
         for i in onwards:
             self.steps += 1
             if self.steps > PATIENCE:
@@ -405,13 +405,13 @@ class _Machine:
                 self._add(here, i, left, speed)
 
     def _room(self, a: int, b: int, left: list[float]) -> float:
-        return min((left[channel] for channel in self.ways[a][b]), default=np.inf)
+        return min((left[channel] for channel in self.between[a][b]), default=np.inf)
 
     def _way_fits(self, a: int, b: int, left: list[float], speed: float) -> bool:
         return self._room(a, b, left) >= speed * (1.0 - 1e-9)
 
     def _add(self, a: int, b: int, left: list[float], speed: float) -> None:
-        for channel in self.ways[a][b]:
+        for channel in self.between[a][b]:
             left[channel] += speed
 
     def _take(self, paths: list[Path], left: list[float], speed: float, closed: bool = True) -> None:

@@ -95,10 +95,10 @@ class TableRouter:
         room = 6 * len(src) + len(self._ids) + 2
         offsets, links, shares = np.zeros(len(src) + 1, dtype=np.int64), np.empty(room, dtype=np.int64), np.empty(room)
         attached, onward = (self._up, self._down, self._core, self._row_of), (self._out_start, self._dst, self._ids)
-        ways, n_done, is_final = (self._policy, self._port, flows, n_flows, host, ends, self._room), 0, False
+        choice, n_done, is_final = (self._policy, self._port, flows, n_flows, host, ends, self._room), 0, False
         while True:
             place = (n_done, offsets, links, shares)
-            n_done, lost = walk.walk(src, dst, *attached, self._dags, *onward, *ways, *place)
+            n_done, lost = walk.walk(src, dst, *attached, self._dags, *onward, *choice, *place)
             if lost and is_final:
                 raise self._cluster.no_route(int(src[n_done]), int(dst[n_done]))
             if n_done == len(src):
@@ -345,11 +345,11 @@ class Detours:
         """Return another path between two nodes (arrays of length 1) as links and shares; None if there is none."""
         rest, left = self._left
         try:
-            found = rest.split_routes(src, dst, flows)
+            routes = rest.split_routes(src, dst, flows)
         except ConfigError:
             return None
-        links = left[found.links]
+        links = left[routes.links]
         hosts = self._cluster.host_of
         between = hosts[self._cluster.link_dst[links]]
-        own = (between < 0) | (between == hosts[src]) | (between == hosts[dst])
-        return (links, found.share) if own.all() or not self._switched else None
+        allowed = (between < 0) | (between == hosts[src]) | (between == hosts[dst])
+        return (links, routes.share) if allowed.all() or not self._switched else None

@@ -87,8 +87,8 @@ def nccl(n_ranks: Ranks, n_segments: Segments = 1, rails: Sequence[Ints] | None 
             there, chunk = (machine + further) % m * n + place, (piece + ahead * n)[which] + start
             away = (further > 0) & (count > 0)
             columns[i + 1].append([column[away] for column in (machine * n + place, there, chunk, count)])
-    parts = [[np.concatenate(column) for column in zip(*each, strict=True)] for each in columns]
+    parts = [[np.concatenate(column) for column in zip(*pieces, strict=True)] for pieces in columns]
     rounds = tuple(messages(*part, reduce=False) for part in parts if len(part[0]))
     n_chunks = n_ranks * n_pieces
-    whole = Schedule(n_ranks, n_chunks, (rounds,), kind="all_to_all", block_of=np.arange(n_chunks) % n_ranks)
-    return reorder(whole, order)
+    schedule = Schedule(n_ranks, n_chunks, (rounds,), kind="all_to_all", block_of=np.arange(n_chunks) % n_ranks)
+    return reorder(schedule, order)

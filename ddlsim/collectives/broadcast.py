@@ -51,5 +51,5 @@ def scatter_all_gather(n_ranks: Ranks, root: Index = 0) -> Schedule:
         end = np.minimum(start + distance, n_ranks)
         rounds.append(messages(sender, start, start, end - start, reduce=False))
     scatter = Schedule(n_ranks, n_ranks, (tuple(rounds),))
-    whole = sequence(scatter, all_gather.ring(n_ranks), kind="broadcast")
-    return with_root(dataclasses.replace(whole, lanes=whole.lanes if rounds else ()), root)
+    schedule = sequence(scatter, all_gather.ring(n_ranks), kind="broadcast")
+    return with_root(dataclasses.replace(schedule, lanes=schedule.lanes if rounds else ()), root)

@@ -92,9 +92,9 @@ def _forced_by(algorithm: str, kind: str) -> tuple[str | None, str | None]:
 def forced(function: Collective) -> tuple[str | None, str | None]:
     """Return the algorithm and the protocol fixed by "nccl(algorithm, protocol)"; None if NCCL's tuner chooses."""
     words = [bound_arguments(function).get(key) for key in ("algorithm", "protocol")]
-    for word, known, what in zip(words, (ALGORITHMS, PROTOCOLS), ("algorithm", "protocol"), strict=True):
-        if word is not None and word not in known:
-            raise unknown_name(f"{what} of NCCL", str(word), known)
+    for word, names, what in zip(words, (ALGORITHMS, PROTOCOLS), ("algorithm", "protocol"), strict=True):
+        if word is not None and word not in names:
+            raise unknown_name(f"{what} of NCCL", str(word), names)
     algorithm, protocol = (None if word is None else str(word) for word in words)
     return algorithm, protocol
 

@@ -135,10 +135,10 @@ def groups_of(schedule: Schedule) -> tuple[Ints, ...]:
 def initial(schedule: Schedule, marks: Marks) -> Marks:
     """Return the initial marks, shape (n_ranks, n_chunks, width): each rank's own mark in all chunks of one copy."""
     copy = np.arange(schedule.n_chunks) * schedule.copies // schedule.n_chunks
-    own = np.zeros(schedule.n_ranks, dtype=np.int64)
+    copy_of_rank = np.zeros(schedule.n_ranks, dtype=np.int64)
     for group in groups_of(schedule):
-        own[group] = np.arange(len(group)) % schedule.copies
-    mine = copy == own[:, None]
+        copy_of_rank[group] = np.arange(len(group)) % schedule.copies
+    mine = copy == copy_of_rank[:, None]
     return np.asarray(mine[:, :, None] * marks[:, None, :], dtype=np.uint64)
 
 

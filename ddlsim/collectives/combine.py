@@ -32,8 +32,8 @@ def on_ranks(schedule: Schedule, ranks: Wholes, n_ranks: Ranks) -> Schedule:
             f"on_ranks: got {members.size} ranks for a schedule with {schedule.n_ranks}; pass one for each"
         )
     if len(distinct(members)) != len(members) or members.min() < 0 or members.max() >= n_ranks:
-        given = members.tolist()
-        raise ConfigError(f"on_ranks: ranks = {given}: must be distinct ranks from 0 to {n_ranks - 1}")
+        listed = members.tolist()
+        raise ConfigError(f"on_ranks: ranks = {listed}: must be distinct ranks from 0 to {n_ranks - 1}")
     groups = (members,) if schedule.groups is None else tuple(members[g] for g in schedule.groups)
     relabelled = _each_round(schedule, lambda r: dataclasses.replace(r, src=members[r.src], dst=members[r.dst]))
     return dataclasses.replace(relabelled, n_ranks=n_ranks, groups=groups)

@@ -88,17 +88,17 @@ def gloo_ring(n_ranks: Ranks, n_segments: Segments = 1) -> Schedule:
     One lap reduces and, when it has finished, one lap gathers: 4 alpha + 2 (p-1)/p S beta, as long as a segment takes
     longer than 2 alpha.
     """
-    each = _segments_per_chunk(n_ranks, n_segments)
+    n_per_chunk = _segments_per_chunk(n_ranks, n_segments)
     lanes = (
         (
             *_late(n_ranks, lane),
-            *_lap(n_ranks, each, lane, 1, reduce=True),
+            *_lap(n_ranks, n_per_chunk, lane, 1, reduce=True),
             *_late(n_ranks, 1),
-            *_lap(n_ranks, each, lane, 0, reduce=False),
+            *_lap(n_ranks, n_per_chunk, lane, 0, reduce=False),
         )
         for lane in range(IN_FLIGHT)
     )
-    return _lanes(n_ranks, each, lanes, "all_reduce")
+    return _lanes(n_ranks, n_per_chunk, lanes, "all_reduce")
 
 
 @checked
@@ -120,17 +120,17 @@ def gloo_reduce(n_ranks: Ranks, root: Index = 0, *, n_segments: Segments = 1) ->
 
     4 alpha + 2 (p-1)/p S beta, as long as a segment takes longer than 2 alpha.
     """
-    each = _segments_per_chunk(n_ranks, n_segments)
+    n_per_chunk = _segments_per_chunk(n_ranks, n_segments)
     others = np.arange(1, n_ranks)
     lanes = (
         (
             *_late(n_ranks, lane),
-            *_lap(n_ranks, each, lane, 1, reduce=True),
-            *_transfer(others, 0, others * each, _lane_slots(lane, each)),
+            *_lap(n_ranks, n_per_chunk, lane, 1, reduce=True),
+            *_transfer(others, 0, others * n_per_chunk, _lane_slots(lane, n_per_chunk)),
         )
         for lane in range(IN_FLIGHT)
     )
-    return with_root(_lanes(n_ranks, each, lanes, "reduce"), root)
+    return with_root(_lanes(n_ranks, n_per_chunk, lanes, "reduce"), root)
 
 
 @checked

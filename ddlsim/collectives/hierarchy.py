@@ -202,8 +202,8 @@ def _through_leaders(
     down = parallel(*(on_ranks(reduce(len(g)), g, n_ranks) for g in groups))
     up = parallel(*(on_ranks(spread(len(g)), g, n_ranks) for g in groups))
     leaders = on_ranks(exchange, [g[0] for g in groups], n_ranks)
-    whole = sequence(down, leaders, up, kind="all_reduce")
-    return dataclasses.replace(whole, groups=None)
+    schedule = sequence(down, leaders, up, kind="all_reduce")
+    return dataclasses.replace(schedule, groups=None)
 
 
 def _shared_work(members: Ints, down: Schedule, exchange: Schedule, up: Schedule) -> Schedule:

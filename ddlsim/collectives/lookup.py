@@ -32,10 +32,10 @@ def algorithm_names(kind: Kind = "all_reduce") -> list[str]:
 def _algorithms(kind: str) -> dict[str, Collective]:
     """Return the public functions of a module that map a number of ranks to a schedule."""
     functions = inspect.getmembers(importlib.import_module(f"ddlsim.collectives.{kind}"), inspect.isfunction)
-    signatures = ((name, each, inspect.signature(each)) for name, each in functions if not name.startswith("_"))
+    signatures = ((name, make, inspect.signature(make)) for name, make in functions if not name.startswith("_"))
     return {
-        name: each
-        for name, each, signature in signatures
+        name: make
+        for name, make, signature in signatures
         if next(iter(signature.parameters), "") == "n_ranks" and signature.return_annotation == "Schedule"
     }
 
@@ -46,12 +46,12 @@ def find(algorithm: str | Collective, kind: str = "all_reduce") -> Collective:
     A name is one of :func:`algorithm_names`, or ``"package.module:function"``. Raises ConfigError for an
     unknown name (with the nearest known one) or for arguments that the function does not take.
     """
-    known = algorithm_names(kind)
+    names = algorithm_names(kind)
     if not isinstance(algorithm, str):
         return algorithm
     is_short = len(algorithm) <= 1000
     if is_short and "-" in algorithm and re.fullmatch(r"\s*[\w-]+\s*", algorithm):
-        raise unknown_name(f"{kind} algorithm", algorithm, known)
+        raise unknown_name(f"{kind} algorithm", algorithm, names)
     match = _CALL.fullmatch(algorithm) if is_short else None
     if match is None:
         raise ConfigError(
@@ -61,10 +61,10 @@ def find(algorithm: str | Collective, kind: str = "all_reduce") -> Collective:
     name = match["name"]
     if names_code(name):
         function = _imported(name)
-    elif name in known:
+    elif name in names:
         function = _algorithms(kind)[name]
     else:
-        raise unknown_name(f"{kind} algorithm", name, known)
+        raise unknown_name(f"{kind} algorithm", name, names)
     if match["arguments"] is None:
         return function
     words = [word.strip() for word in match["arguments"].split(",") if word.strip()]

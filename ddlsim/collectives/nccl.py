@@ -105,10 +105,10 @@ def _buses(cluster: Cluster, places: tuple[int, ...]) -> tuple[float, float, str
     is_member = np.zeros(cluster.n_nodes, dtype=bool)
     is_member[nodes] = True
     reached = ~nvlink | is_member[cluster.link_dst] | ~cluster.is_endpoint[cluster.link_dst]
-    own = _grouped(cluster.link_src, np.flatnonzero(inside & reached & is_member[cluster.link_src]))
+    links_from = _grouped(cluster.link_src, np.flatnonzero(inside & reached & is_member[cluster.link_src]))
     limits, hardware, between = [], set(), []
     for node, host in zip(nodes.tolist(), hosts.tolist(), strict=True):
-        links = own.get(node, np.zeros(0, dtype=np.int64))
+        links = links_from.get(node, np.zeros(0, dtype=np.int64))
         if len(links) and n_members[host] > 1:
             joined = links[nvlink[links]] if nvlink[links].any() else links
             hardware.add("nvlink" if nvlink[joined].any() else "pcie")
@@ -198,7 +198,7 @@ def network_channels(cluster: Cluster, nodes: tuple[int, ...], device: str) -> i
     _, n_interfaces, bandwidth = _interfaces(cluster, nodes)
     n = _n_rings(cluster, nodes, n_interfaces, bundled=_plugin(cluster, at)[1] > 0.0)
     recent = PCIE_SPEED.get(_generation({device}), 0.0)
-    speed = next((each for each in RING_SPEEDS if each <= min(recent, bandwidth / n)), 0.0)
+    speed = next((candidate for candidate in RING_SPEEDS if candidate <= min(recent, bandwidth / n)), 0.0)
     if speed >= 25e9 and not (speed < 50e9 and n > 4):
         n, speed = 2 * n, speed / 2
     n *= 2
@@ -230,7 +230,7 @@ def _interfaces(cluster: Cluster, nodes: tuple[int, ...]) -> tuple[float, int, f
     leaving = (source == hosts[owner]) & (target != hosts[owner])
     pairs = np.divmod(distinct(owner[leaving] * cluster.n_links + routes.links[leaving]), cluster.n_links)
     weights = (payload_rate(cluster, pairs[1]), None, cluster.link_bandwidth[pairs[1]])
-    rates, numbers, nominal = (np.bincount(pairs[0], each, len(hosts)) for each in weights)
+    rates, numbers, nominal = (np.bincount(pairs[0], weight, len(hosts)) for weight in weights)
     return float(rates.min()), int(numbers.min()), float(nominal.min())
 
 
@@ -250,12 +250,12 @@ def _plugin(cluster: Cluster, at: npt.NDArray[np.int64]) -> tuple[Plugin, float]
 
 
 def _generation(devices: set[str]) -> str:
-    found = {name for name, begins in GENERATIONS.items() for device in devices if device.startswith(begins)}
+    generations = {name for name, begins in GENERATIONS.items() for device in devices if device.startswith(begins)}
     if any(device.startswith(OLD) for device in devices):
         return "volta"
     if any(not device.startswith(sum(GENERATIONS.values(), ())) for device in devices):
-        found.add("ampere")
-    return next(name for name in ("volta", "ampere", "hopper", "blackwell") if name in found)
+        generations.add("ampere")
+    return next(name for name in ("volta", "ampere", "hopper", "blackwell") if name in generations)
 
 
 def _cpu(cluster: Cluster, hosts: npt.NDArray[np.int64]) -> str:
@@ -288,7 +288,7 @@ def _outwards(cluster: Cluster) -> dict[int, float]:
     """Return the bandwidth of each machine's links to others for a ring (bytes/s), limited by their connections."""
     links = _grouped(cluster.host_of[cluster.link_src], np.flatnonzero(~inside_hosts(cluster)))
     limit = np.full(cluster.n_links, np.inf) if cluster.details is None else cluster.details.connection_limit
-    return {host: float(np.minimum(payload_rate(cluster, own), limit[own]).sum()) for host, own in links.items()}
+    return {host: float(np.minimum(payload_rate(cluster, ids), limit[ids]).sum()) for host, ids in links.items()}
 
 
 @functools.lru_cache(maxsize=256)
@@ -304,8 +304,8 @@ def _counted(cluster: Cluster) -> npt.NDArray[np.float64]:
         path: next((share for name, share in NVLINK_SHARE.items() if _device(path).startswith(name)), np.inf)
         for path in set(cluster.device_of)
     }
-    each = np.array([shares[path] for path in cluster.device_of])
-    return np.where(_nvlinks(cluster), each[cluster.link_src] * cluster.link_bandwidth, np.inf)
+    node_share = np.array([shares[path] for path in cluster.device_of])
+    return np.where(_nvlinks(cluster), node_share[cluster.link_src] * cluster.link_bandwidth, np.inf)
 
 
 def nvlink_excess(cluster: Cluster, nodes: npt.NDArray[np.int64]) -> float:
@@ -321,8 +321,8 @@ def behind_nvswitches(cluster: Cluster, at: npt.NDArray[np.int64]) -> bool:
     if (hosts < 0).any():
         return False
     machines = [at[hosts == host] for host in distinct(hosts)]
-    ways = cluster.routes(np.concatenate(machines), np.concatenate([np.roll(each, -1) for each in machines]))
-    return bool(_nvlinks(cluster)[ways.links].all() and (np.diff(ways.offsets) == 2).all())
+    routes = cluster.routes(np.concatenate(machines), np.concatenate([np.roll(machine, -1) for machine in machines]))
+    return bool(_nvlinks(cluster)[routes.links].all() and (np.diff(routes.offsets) == 2).all())
 
 
 def _grouped(key: npt.NDArray[np.int64], links: npt.NDArray[np.int64]) -> dict[int, npt.NDArray[np.int64]]:
@@ -380,10 +380,10 @@ def least(place: Site, kind: str, size: float, algorithm: str | None, protocol: 
     if algorithm is protocol is None:
         algorithm, protocol = place.plugin_choice(kind, size) or (None, None)
     times = [
-        NcclTime(place.seconds(kind, each, p, size), each, p)
-        for each in ALGORITHMS
-        if algorithm in (None, each)
-        for p in place.protocols(each, kind)
+        NcclTime(place.seconds(kind, candidate, p, size), candidate, p)
+        for candidate in ALGORITHMS
+        if algorithm in (None, candidate)
+        for p in place.protocols(candidate, kind)
         if protocol in (None, p)
     ]
     if times:

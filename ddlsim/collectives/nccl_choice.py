@@ -189,8 +189,8 @@ def choose(
     """Return the tuner's choice for `nbytes` per rank at ``nodes``; the last two arguments may fix it."""
     place = site(cluster, nodes)
     time = least(place, kind, nbytes, algorithm, protocol, cluster.name)
-    ways, n = channels(cluster, nodes), len(nodes)
-    n_machines, n_channels = len(ways.chains[0]), len(ways.rings)
+    ring_channels, n = channels(cluster, nodes), len(nodes)
+    n_machines, n_channels = len(ring_channels.chains[0]), len(ring_channels.rings)
     if time.algorithm in SIMPLE_ONLY:
         n_chunks, step = _chunks(time.algorithm, place, nbytes, n_channels)
         fill = _stepped(min(step, nbytes)) / place.in_switches() if time.algorithm.startswith("nvls") else 0.0
@@ -271,8 +271,8 @@ def way(
     cluster: Cluster, nodes: Nodes, nbytes: float, kind: str, algorithm: str | None = None, protocol: str | None = None
 ) -> Way:
     """Return how NCCL runs a collective of `nbytes` per rank among the workers at ``nodes``."""
-    ways, choice = channels(cluster, nodes), choose(cluster, nodes, nbytes, kind, algorithm, protocol)
-    return Way(choice, ways.rings, ways.chains, cluster, np.array(nodes), site(cluster, nodes))
+    ring_channels, choice = channels(cluster, nodes), choose(cluster, nodes, nbytes, kind, algorithm, protocol)
+    return Way(choice, ring_channels.rings, ring_channels.chains, cluster, np.array(nodes), site(cluster, nodes))
 
 
 def several_ways(cluster: Cluster, nodes: Nodes) -> bool:

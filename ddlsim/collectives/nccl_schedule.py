@@ -174,8 +174,8 @@ def _timed(schedule: Schedule, way: Way) -> Schedule:
 
 def _average(way: Way, r: Round, first: bool = False) -> Floats:
     """Return the average latency of the hops in each message's ring, (m,)."""
-    each = way.latency(r.src, r.dst, first).reshape(len(way.rings), -1)
-    return np.repeat(each.mean(axis=1), each.shape[1])
+    latencies = way.latency(r.src, r.dst, first).reshape(len(way.rings), -1)
+    return np.repeat(latencies.mean(axis=1), latencies.shape[1])
 
 
 def _in_switches(n_ranks: int, way: Way) -> Schedule:
@@ -207,11 +207,11 @@ def _trees(n_ranks: int, way: Way) -> Schedule:
 
 def _parents(n_ranks: int, chains: tuple[Ints, ...]) -> list[tuple[Ints, Ints]]:
     """Return a channel's trees as `(parent, depth)`, both (n_ranks,): two if there are several machines, else one."""
-    found = []
+    trees = []
     for over, level in double_tree(len(chains))[: min(len(chains), 2)]:
         parent, depth = np.arange(n_ranks), np.zeros(n_ranks, dtype=np.int64)
         for machine, chain in enumerate(chains):
             parent[chain] = np.append(chains[over[machine]][0], chain[:-1])
             depth[chain] = level[machine] + np.arange(len(chain))
-        found.append((parent, depth))
-    return found
+        trees.append((parent, depth))
+    return trees

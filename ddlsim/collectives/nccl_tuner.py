@@ -111,15 +111,15 @@ class Plugin:
 def plugins() -> dict[str, Plugin]:
     """Return NCCL's network plugins by transport."""
     tables: dict[str, Any] = read_toml(Path(__file__).with_name("plugins.toml"))
-    found = {}
+    by_transport = {}
     for name, table in tables.items():
         values = {key: value for key, value in table.items() if key not in ("sources", "all_reduce")}
         areas = {
-            each["ranks"]: tuple((si(most, "bytes") if most else math.inf, a, p) for most, a, p in each["choices"])
-            for each in table.get("all_reduce", ())
+            area["ranks"]: tuple((si(most, "bytes") if most else math.inf, a, p) for most, a, p in area["choices"])
+            for area in table.get("all_reduce", ())
         }
-        found[name] = replace(PLAIN.build(Plugin, values, name), areas=areas)
-    return found
+        by_transport[name] = replace(PLAIN.build(Plugin, values, name), areas=areas)
+    return by_transport
 
 
 @dataclass(frozen=True)

@@ -167,8 +167,8 @@ class Schedule:
             return np.zeros(len(round.src))
         first = np.flatnonzero(np.diff(owner, prepend=-1))
         weight = np.add.reduceat(self.chunk_weight[chunk], first)
-        whole = self.chunk_weight.sum()
-        return np.asarray(weight * (nbytes * self.wire * self.copies / whole) * wire, dtype=np.float64)
+        total = self.chunk_weight.sum()
+        return np.asarray(weight * (nbytes * self.wire * self.copies / total) * wire, dtype=np.float64)
 
     @checked
     def animate(self, path: str | Path | None = None, *, seconds: Positive = 0.8) -> FuncAnimation:
@@ -304,5 +304,5 @@ def _cells(schedule: Schedule, round: Round) -> tuple[str, ...]:
     does = "combine" if round.reduce else "overwrite"
     sent = schedule.message_bytes(1.0, round) * round.repeat
     handled = sent * schedule.handled * (1.0 if round.handled is None else round.handled)
-    volumes = (f"{float(each.sum()):.4g}" for each in (sent, handled))
+    volumes = (f"{float(nbytes.sum()):.4g}" for nbytes in (sent, handled))
     return f"{round.repeat:,}", f"{len(round.src):,}", *volumes, does, "; ".join(texts)

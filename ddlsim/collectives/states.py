@@ -98,12 +98,12 @@ def _played(schedule: Schedule) -> Iterator[State]:
 
     def state(round: int, src: Ints, dst: Ints, chunk: Ints, reduced: Flags, lane: Ints) -> State:
         counts = held.reshape(n_ranks, schedule.copies, -1, n_ranks).sum(axis=1, dtype=np.int64)
-        required, whole = np.zeros((2, *counts.shape[:2]), dtype=np.bool_)
+        required, final = np.zeros((2, *counts.shape[:2]), dtype=np.bool_)
         for group, (expected, must) in zip(groups_of(schedule), promises, strict=True):
             required[group] = must
-            whole[group] = must & (counts[group] == expected).all(axis=2)
+            final[group] = must & (counts[group] == expected).all(axis=2)
         return State(
-            round, counts, required, whole, src, dst, chunk % counts.shape[1], reduced, lane, schedule.kind in REDUCING
+            round, counts, required, final, src, dst, chunk % counts.shape[1], reduced, lane, schedule.kind in REDUCING
         )
 
     nothing, no_flags = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_)
@@ -117,7 +117,7 @@ def _played(schedule: Schedule) -> Iterator[State]:
             else:
                 flat[target] = values
         sizes = [len(source) for source, _ in moves]
-        source, target = (np.concatenate(each) for each in zip(*moves, strict=True))
+        source, target = (np.concatenate(parts) for parts in zip(*moves, strict=True))
         lanes, reduced = [lane for lane, _, _ in rounds], [round.reduce for _, round, _ in rounds]
         reduces = np.repeat(np.array(reduced, dtype=np.bool_), sizes)
         lane = np.repeat(np.array(lanes, dtype=np.int64), sizes)
@@ -128,7 +128,7 @@ def beginning(schedule: Schedule, n_rounds: int) -> Schedule:
     """Return the part of `schedule` up to state `n_rounds` (0: nothing); it does not implement its kind."""
     lanes = []
     for lane, levels in zip(schedule.lanes, _levels(schedule), strict=True):
-        kept = [sum(level < n_rounds for level in each) for each in levels]
+        kept = [sum(level < n_rounds for level in round_levels) for round_levels in levels]
         lanes.append(tuple(replace(round, repeat=n) for round, n in zip(lane, kept, strict=True) if n))
     return replace(schedule, lanes=tuple(lane for lane in lanes if lane))
 
@@ -137,15 +137,15 @@ def _steps(schedule: Schedule) -> list[list[tuple[int, Round, int]]]:
     """Return the active (lane, round, repetition) of each step."""
     steps: dict[int, list[tuple[int, Round, int]]] = {}
     for number, (lane, levels) in enumerate(zip(schedule.lanes, _levels(schedule), strict=True)):
-        for round, each in zip(lane, levels, strict=True):
-            for repetition, level in enumerate(each):
+        for round, round_levels in zip(lane, levels, strict=True):
+            for repetition, level in enumerate(round_levels):
                 steps.setdefault(level, []).append((number, round, repetition))
     return [steps[level] for level in sorted(steps)]
 
 
 def _levels(schedule: Schedule) -> list[list[list[int]]]:
     """Return the step of each repetition of each round of each lane, the earliest that its ranks allow."""
-    found = []
+    levels_by_lane = []
     for lane in schedule.lanes:
         n_before = np.zeros(schedule.n_ranks, dtype=np.int64)  # steps that each rank has completed
         levels = []
@@ -154,5 +154,5 @@ def _levels(schedule: Schedule) -> list[list[list[int]]]:
             first = int(n_before[ranks].max())
             n_before[ranks] = first + round.repeat
             levels.append(list(range(first, first + round.repeat)))
-        found.append(levels)
-    return found
+        levels_by_lane.append(levels)
+    return levels_by_lane

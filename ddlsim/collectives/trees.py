@@ -38,7 +38,7 @@ def pipeline(
 
     Consecutive rounds with the same edges are stored once, with a repeat count.
     """
-    first, count = (np.broadcast_to(np.asarray(each, dtype=np.int64), stage.shape) for each in (first, count))
+    first, count = (np.broadcast_to(np.asarray(value, dtype=np.int64), stage.shape) for value in (first, count))
     rounds = []
     turns = [stage, stage + n_segments] if latency is None else [stage, stage + 1, stage + n_segments]
     for begin, end in itertools.pairwise(distinct(np.array(turns)).tolist()):
@@ -47,7 +47,7 @@ def pipeline(
             chunk = first[on] + (begin - stage[on]) * width
             one = messages(src[on], dst[on], chunk, count[on], reduce=reduce, repeat=end - begin, shift=width)
             late = None if latency is None else np.where(stage[on] == begin, latency[on], 0.0)
-            sent, work = (None if each is None else each[on] for each in (wire, handled))
+            sent, work = (None if values is None else values[on] for values in (wire, handled))
             rounds.append(dataclasses.replace(one, latency=late, wire=sent, handled=work))
     return tuple(rounds)
 

@@ -46,7 +46,7 @@ class Compression:
     cost: CodecCost | Annotated[str, one_of(*PROFILES)] | None = None
 
     @property
-    def given(self) -> CodecCost | None:
+    def fixed_cost(self) -> CodecCost | None:
         """The cost if it is set; None if it is estimated."""
         return self.cost if isinstance(self.cost, CodecCost) else None
 
@@ -109,22 +109,22 @@ def _vectors(state: object, n: int, counted: set[int]) -> int:
         parts = list(state)
     else:
         slots = [getattr(cls, "__slots__", ()) for cls in type(state).__mro__]
-        names = itertools.chain(*((each,) if isinstance(each, str) else each for each in slots))
+        names = itertools.chain(*((slot,) if isinstance(slot, str) else slot for slot in slots))
         parts = [getattr(state, name, None) for name in names] + list(getattr(state, "__dict__", {}).values())
-    return sum(_vectors(each, n, counted) for each in parts)
+    return sum(_vectors(part, n, counted) for part in parts)
 
 
 def _within(compressor: AnyCompressor, tensors: Tensors, part: slice) -> dict[str, tuple[int, ...]]:
     """Return the tensors in a part of the flat vector. Raises ConfigError if the part cuts a tensor."""
-    found: dict[str, tuple[int, ...]] = {}
+    inside: dict[str, tuple[int, ...]] = {}
     end = 0
     for name, shape in tensors:
         start, end = end, end + math.prod(shape)
         if start >= part.start and end <= part.stop:
-            found[name] = shape
+            inside[name] = shape
         elif start < part.stop and end > part.start:
             raise ConfigError(
                 f"compression: {title(compressor)} needs whole tensors, but {name!r} is divided among several servers "
                 "or partitions; use one server, or overlap = 'layer'"
             )
-    return found
+    return inside

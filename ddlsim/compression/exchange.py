@@ -119,7 +119,7 @@ def exchange(
     sizes = sorted({gradient.size for gradient in gradients})
     if len(sizes) != 1:
         raise ConfigError(f"{title(compressor)}: expected one or more gradients of the same size, got sizes {sizes}")
-    return finish(compressor, [compressor.encode(*each) for each in zip(gradients, states, rngs, strict=True)])
+    return finish(compressor, [compressor.encode(*inputs) for inputs in zip(gradients, states, rngs, strict=True)])
 
 
 def finish(compressor: Compressor[S, P], encoded: Sequence[tuple[P, S]]) -> ExchangeResult[S]:
@@ -250,7 +250,7 @@ def hierarchical_exchange(
     machine = [mean_of(gradients[start : start + n_local]) for start in starts]
     groups: list[ExchangeResult[S]] = []
     for local, (size, end) in enumerate(zip(sizes, ends, strict=True)):
-        shards = [each[end - size : end] for each in machine]
+        shards = [vector[end - size : end] for vector in machine]
         groups.append(exchange(compressor, shards, states[local::n_local], rngs[local::n_local]))
     total = np.concatenate([group.mean for group in groups])
     return HierarchicalExchangeResult(

@@ -144,31 +144,31 @@ class PowerSGD:
 
     def expected_nbytes(self, n: int, step: int = 0) -> tuple[int, ...]:
         matrices = self._matrices()
-        whole = sum(stop - start for start, stop in self._vectors())
+        vector_elements = sum(stop - start for start, stop in self._vectors())
         first = sum(m.rows * m.rank for m in matrices)
-        return (4 * first, 4 * (sum(m.columns * m.rank for m in matrices) + whole))
+        return (4 * first, 4 * (sum(m.columns * m.rank for m in matrices) + vector_elements))
 
     def _n(self) -> int:
         return sum(math.prod(shape) for shape in self.shapes.values())
 
     def _matrices(self) -> list[_Matrix]:
-        found, start = [], 0
+        matrices, start = [], 0
         for shape in self.shapes.values():
             size = math.prod(shape)
             if len(shape) >= 2:
                 rows, columns = shape[0], size // shape[0]
-                found.append(_Matrix(start, rows, columns, min(self.rank, rows, columns)))
+                matrices.append(_Matrix(start, rows, columns, min(self.rank, rows, columns)))
             start += size
-        return found
+        return matrices
 
     def _vectors(self) -> list[tuple[int, int]]:
-        found, start = [], 0
+        vectors, start = [], 0
         for shape in self.shapes.values():
             size = math.prod(shape)
             if len(shape) < 2:
-                found.append((start, start + size))
+                vectors.append((start, start + size))
             start += size
-        return found
+        return vectors
 
 
 def _orthonormal(factor: Vector, spare: Vector | None = None) -> Vector:

@@ -148,9 +148,9 @@ def dirichlet(labels: Ints, n_workers: Count, alpha: Positive, seed: Seed, least
             cuts = np.rint(np.cumsum(shares)[:-1] * len(mine)).astype(np.int64)
             for shard, part in zip(shards, np.split(draws.permutation(mine), cuts), strict=True):
                 shard.append(part)
-        whole = [np.sort(np.concatenate(shard)) for shard in shards]
-        if min(len(shard) for shard in whole) >= least:
-            return whole
+        joined = [np.sort(np.concatenate(shard)) for shard in shards]
+        if min(len(shard) for shard in joined) >= least:
+            return joined
     raise ConfigError(
         f"alpha = {alpha}: in each of {_TRIES} draws, one of the {n_workers} workers had fewer than {least} samples; "
         "raise alpha"

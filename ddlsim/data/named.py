@@ -49,15 +49,15 @@ def read_images(
             f"{root} is not a folder; expected a folder with a sub-folder per class, or with file names such as "
             "cat.1.jpg"
         )
-    found = _by_class(root)
-    names = tuple(sorted(found))
+    by_class = _by_class(root)
+    names = tuple(sorted(by_class))
     if len(names) < 2:
         n_classes = f"{len(names)} class" if len(names) == 1 else f"{len(names)} classes"
         raise ConfigError(
             f"{root}: contains images of {n_classes}, but at least 2 classes are needed; use a sub-folder per class, "
             "or file names such as cat.1.jpg"
         )
-    chosen = {name: sorted(found[name])[:n_per_class] for name in names}
+    chosen = {name: sorted(by_class[name])[:n_per_class] for name in names}
     files = [file for name in names for file in chosen[name]]
     if len(files) * 3 * size * size > _MOST_NBYTES:
         limit = f"{_MOST_NBYTES / 1e9:g} GB"
@@ -72,15 +72,15 @@ def read_images(
 
 
 def _by_class(root: Path) -> dict[str, list[Path]]:
-    found: dict[str, list[Path]] = {}
+    by_class: dict[str, list[Path]] = {}
     for entry in root.iterdir():
         if entry.is_dir() and (mine := [file for file in entry.rglob("*") if file.suffix.lower() in _SUFFIXES]):
-            found[entry.name] = mine
-    if not found:
+            by_class[entry.name] = mine
+    if not by_class:
         for entry in root.iterdir():
             if entry.suffix.lower() in _SUFFIXES and entry.name.count(".") >= 2:
-                found.setdefault(entry.name.split(".")[0], []).append(entry)
-    return found
+                by_class.setdefault(entry.name.split(".")[0], []).append(entry)
+    return by_class
 
 
 def _cached(files: Sequence[Path], size: int, folder: Path) -> npt.NDArray[np.uint8]:

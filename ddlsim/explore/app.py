@@ -87,25 +87,25 @@ def settings_of(kind: type) -> tuple[Setting, ...]:
     """Return the settings of a strategy or compressor, common ones first."""
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     about = _descriptions(kind)
-    made = [
+    settings = [
         _setting(kind, name, annotation, defaults.get(name), about.get(name, ""))
         for name, annotation in SCHEMA.arguments_of(kind).items()
     ]
-    return tuple(sorted(made, key=lambda each: not (each.needed or each.name in COMMON)))
+    return tuple(sorted(settings, key=lambda setting: not (setting.needed or setting.name in COMMON)))
 
 
 def _setting(kind: type, name: str, annotation: object, default: object, about: str) -> Setting:
     must = default is dataclasses.MISSING
     kinds = set(members(annotation)) - {type(None)}
-    is_text = str in kinds or any(typing.get_origin(each) is typing.Literal for each in kinds)
+    is_text = str in kinds or any(typing.get_origin(member) is typing.Literal for member in kinds)
     choices = _choices(kind, name) if is_text and int not in kinds else ()
-    known = default if isinstance(default, str | int | float) else None
+    value = default if isinstance(default, str | int | float) else None
     if bool in kinds:
-        return Setting(name, "flag", (), known, must, about)
+        return Setting(name, "flag", (), value, must, about)
     if choices:
-        first = (str(known),) if known in choices else ("",)
-        return Setting(name, "choice", (*first, *(each for each in choices if each != known)), known, must, about)
-    return Setting(name, "count" if kinds == {int} else "text", (), known, must, about)
+        first = (str(value),) if value in choices else ("",)
+        return Setting(name, "choice", (*first, *(text for text in choices if text != value)), value, must, about)
+    return Setting(name, "count" if kinds == {int} else "text", (), value, must, about)
 
 
 def _choices(kind: type, name: str) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ def _vocabulary() -> Mapping[str, Sequence[str]]:
 
 def _descriptions(kind: type) -> dict[str, str]:
     """Return the descriptions of fields in a class's docstring: lines with a name, two spaces and a text."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         lines = inspect.cleandoc(base.__doc__ or "").splitlines()
         name = ""
@@ -138,12 +138,12 @@ def _descriptions(kind: type) -> dict[str, str]:
             begins = re.match(r"(\w+)  +(\S.*)", line)
             if begins and line[0] != " ":
                 name, text = begins[1], begins[2]
-                found[name] = text
+                texts[name] = text
             elif name and line.startswith("  "):
-                found[name] += " " + line.strip()
+                texts[name] += " " + line.strip()
             else:
                 name = ""
-    return {name: re.sub(r":\w+:`~?([\w.]*\.)?(\w+)`", r"\2", text).replace("``", "") for name, text in found.items()}
+    return {name: re.sub(r":\w+:`~?([\w.]*\.)?(\w+)`", r"\2", text).replace("``", "") for name, text in texts.items()}
 
 
 CUSTOM = "own ..."
@@ -250,10 +250,10 @@ def _choice_card(
 
     def fill(*_: object) -> None:
         kind = kinds.get(getattr(setup, field))
-        found = settings_of(kind) if kind is not None else ()
-        widgets = {each: _widget(setup, settings, each) for each in found}
-        common[:] = [widget for each, widget in widgets.items() if each.needed or each.name in COMMON]
-        others[:] = [widget for each, widget in widgets.items() if not (each.needed or each.name in COMMON)]
+        offered = settings_of(kind) if kind is not None else ()
+        widgets = {setting: _widget(setup, settings, setting) for setting in offered}
+        common[:] = [widget for setting, widget in widgets.items() if setting.needed or setting.name in COMMON]
+        others[:] = [widget for setting, widget in widgets.items() if not (setting.needed or setting.name in COMMON)]
         others.visible = bool(len(others))
         choice.value = getattr(setup, field)
 
@@ -276,8 +276,8 @@ def _widget(setup: Setup, settings: str, setting: Setting) -> Any:
     if setting.kind == "flag":
         widget: Any = pn.widgets.Checkbox(label=setting.label, value=bool(setting.default if value is None else value))
     elif setting.kind == "choice":
-        several = [each for each in setting.choices if each != "default" or "" not in setting.choices]
-        labels = {each or "default": each for each in several}
+        several = [choice for choice in setting.choices if choice != "default" or "" not in setting.choices]
+        labels = {choice or "default": choice for choice in several}
         widget = pn.widgets.Select(options=labels, value=setting.choices[0] if value is None else value, **more)
     elif setting.kind == "count":
         shown = setting.default if value is None else value
@@ -321,11 +321,11 @@ class Foreign(Matcher):
         host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
         try:
             name, page = urlsplit(f"//{host}").hostname or "", urlsplit(origin or f"//{host}")
-            own = page.netloc.lower() == host.lower() or page.hostname in self._hosts
+            same_origin = page.netloc.lower() == host.lower() or page.hostname in self._hosts
             accepted = name in (*self._hosts, "localhost") or ipaddress.ip_address(name).is_loopback
         except ValueError:  # not an address
             return {}
-        return None if own and accepted else {}
+        return None if same_origin and accepted else {}
 
 
 class Refusal(RequestHandler):
@@ -420,7 +420,7 @@ def new_setup(cluster_name: str | None, model: str | None) -> Setup:
 def screens(setup: Setup, jobs: Jobs) -> tuple[pn.FlexBox, pn.Column]:
     """Return the buttons that choose a screen, and the chosen one's container; screens are built when first shown."""
     place = pn.Column(sizing_mode="stretch_width")
-    made: dict[str, Any] = {}
+    contents: dict[str, Any] = {}
     modules = {module.NAME: module for module in SCREENS}
     start = pn.widgets.Button(label="Start", margin=4)
     start.button_type = "primary"
@@ -433,9 +433,9 @@ def screens(setup: Setup, jobs: Jobs) -> tuple[pn.FlexBox, pn.Column]:
         for name, button in buttons.items():
             button.button_type = "primary" if name == setup.screen else "default"
         start.visible = not setup.started and setup.screen not in ("cluster", "learning")  # these need no start
-        if setup.screen not in made:
-            made[setup.screen] = modules[setup.screen].screen(setup, jobs)
-        place[:] = [made[setup.screen]]
+        if setup.screen not in contents:
+            contents[setup.screen] = modules[setup.screen].screen(setup, jobs)
+        place[:] = [contents[setup.screen]]
 
     def go(name: str, _: object) -> None:
         setup.screen = name
@@ -489,21 +489,21 @@ def server(cluster_name: str | None, model: str | None, port: int, browser: bool
     limit_size(max(MOST_NODES, shown.n_nodes), max(MOST_LINKS, shown.n_links))
     try:
         options = {"address": ADDRESS, "port": port, "show": browser, "start": False, "verbose": True}
-        made: Server = pn.serve(lambda: template(new_setup(cluster_name, model)), title="ddlsim explorer", **options)
+        service: Server = pn.serve(lambda: template(new_setup(cluster_name, model)), title="ddlsim explorer", **options)
     except OSError as error:
         raise ConfigError(
             f"port = {port}: cannot be used ({error.strerror or error}); choose another one, or 0 for any free port"
         ) from None
-    made._tornado.default_router.rules.insert(0, Rule(Foreign(hosts), Refusal))
-    made._tornado.websocket_origins.add("*")  # the rule has rejected all others
-    return made
+    service._tornado.default_router.rules.insert(0, Rule(Foreign(hosts), Refusal))
+    service._tornado.websocket_origins.add("*")  # the rule has rejected all others
+    return service
 
 
 def serve(cluster_name: str | None, model: str | None, port: int, browser: bool, hosts: Sequence[str] = ()) -> None:
     """Serve the explorer until Ctrl-C. Raises the same errors as :func:`server`."""
-    made = server(cluster_name, model, port, browser, hosts)
-    made.start()
-    made.io_loop.start()
+    service = server(cluster_name, model, port, browser, hosts)
+    service.start()
+    service.io_loop.start()
 
 
 def in_notebook(cluster_name: str | None, model: str | None) -> pn.Row:

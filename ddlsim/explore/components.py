@@ -77,11 +77,11 @@ class Chart:
 
     def put(self, name: str, points: Mapping[str, Sequence[float]], *, plain: bool = False) -> None:
         """Set the points of a series, adding it if it is new. `plain`: a thin grey line for comparison."""
-        whole = {**points, "name": [name] * len(points[self._columns[0]])}
+        columns = {**points, "name": [name] * len(points[self._columns[0]])}
         if name in self._sources:
-            self._sources[name].data = whole
-        elif whole["name"]:
-            self._add(name, models.ColumnDataSource(whole), plain)
+            self._sources[name].data = columns
+        elif columns["name"]:
+            self._add(name, models.ColumnDataSource(columns), plain)
 
     def show(self, x: tuple[str, str], y: tuple[str, str]) -> None:
         """Display other columns, with their axis labels."""
@@ -116,18 +116,18 @@ class Chart:
         scales = ["log" if log else "linear" for log in (bool(self._ticks), self._log_y)]
         both = {"x_axis_label": self._x[1], "y_axis_label": self._y[1]}
         both |= {"x_axis_type": scales[0], "y_axis_type": scales[1], "tools": "pan,wheel_zoom,reset,save"}
-        made = plotting.figure(height=420, sizing_mode="stretch_width", active_scroll=None, **both)
-        made.toolbar.logo = None
-        made.toolbar.autohide = True
-        made.xaxis.axis_label_text_font_style = made.yaxis.axis_label_text_font_style = "normal"
+        figure = plotting.figure(height=420, sizing_mode="stretch_width", active_scroll=None, **both)
+        figure.toolbar.logo = None
+        figure.toolbar.autohide = True
+        figure.xaxis.axis_label_text_font_style = figure.yaxis.axis_label_text_font_style = "normal"
         if self._ticks:
-            made.xaxis.ticker = models.FixedTicker(ticks=[*self._ticks])
-            made.xaxis.major_label_overrides = {tick: f"{tick:g}" for tick in self._ticks}
+            figure.xaxis.ticker = models.FixedTicker(ticks=[*self._ticks])
+            figure.xaxis.major_label_overrides = {tick: f"{tick:g}" for tick in self._ticks}
         self._hover = models.HoverTool(tooltips=self._tips(), renderers=[])
-        made.add_tools(self._hover)
+        figure.add_tools(self._hover)
         legend = models.Legend(click_policy="hide", label_text_font_size="12px", location="left", border_line_alpha=0.0)
-        made.add_layout(legend, "below")
-        return made
+        figure.add_layout(legend, "below")
+        return figure
 
     def _tips(self) -> list[tuple[str, str]]:
         return [("", "@name"), *((label, "@{" + column + "}") for column, label in (self._x, self._y))]
@@ -230,11 +230,11 @@ def without_content(text: str) -> str:
 
 def tiles(numbers: Sequence[tuple[str, str]]) -> str:
     """Return labelled numbers in a row."""
-    each = (
+    divs = (
         f'<div class="tile"><div>{plain(label)}</div><div class="v">{plain(value)}</div></div>'
         for label, value in numbers
     )
-    return f'<div class="tiles">{"".join(each)}</div>'
+    return f'<div class="tiles">{"".join(divs)}</div>'
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 1) -> str:
@@ -316,7 +316,7 @@ class Exports(LazyCard):
 
     def _show(self) -> None:
         try:
-            self._content[:] = [each for file in self._files() for each in _file(file)]
+            self._content[:] = [pane for file in self._files() for pane in _file(file)]
         except DdlsimError as error:
             self._content[:] = [message(str(error))]
 

@@ -149,7 +149,7 @@ def closed_form(question: Question, cluster: Cluster, nodes: Sequence[int], nbyt
 
 def _pairs(cluster: Cluster, nodes: Sequence[int]) -> Iterator[tuple[float, float]]:
     """Yield latency (s) and time per byte (s) between each two ranks, on an idle network."""
-    src, dst = (each.ravel() for each in np.meshgrid(nodes, nodes, indexing="ij"))
+    src, dst = (grid.ravel() for grid in np.meshgrid(nodes, nodes, indexing="ij"))
     routes = cluster.split_routes(src[src != dst], dst[src != dst])
     src, dst = src[src != dst], dst[src != dst]
     threads = route_overhead(cluster.details, routes)
@@ -164,15 +164,15 @@ def in_words(played: Played, number: int) -> str:
     """Describe round `number` in a sentence."""
     state = played.states[number]
     done, n_ranks = int(state.done.sum()), len(state.done)
-    whole = f"{'every rank is' if done == n_ranks else f'{done} of {n_ranks} ranks are'} complete"
+    status = f"{'every rank is' if done == n_ranks else f'{done} of {n_ranks} ranks are'} complete"
     if not number:
-        return f"Before the first round: {whole}."
+        return f"Before the first round: {status}."
     sent = messages_of(state)
     most = max(len(chunks) for *_, chunks in sent) if sent else 0
-    each = "no chunk" if not most else "a chunk" if most == 1 else f"up to {most} chunks"
+    per_message = "no chunk" if not most else "a chunk" if most == 1 else f"up to {most} chunks"
     added = sum(added for _, _, added, _ in sent)
     how = "added" if added == len(sent) else "overwritten" if not added else "partly added, partly overwritten"
     took = played.times[number] - played.times[number - 1]
-    move = f"{count(len(sent), 'message')} of {each}{f', {how}' if state.reduces else ''}"
+    move = f"{count(len(sent), 'message')} of {per_message}{f', {how}' if state.reduces else ''}"
     ends = f"ends after {seconds(played.times[number])}"
-    return f"Round {number} of {played.n_rounds}: {move}; {seconds(took)}, {ends}; {whole}."
+    return f"Round {number} of {played.n_rounds}: {move}; {seconds(took)}, {ends}; {status}."

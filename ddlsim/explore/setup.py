@@ -33,16 +33,16 @@ def chosen_strategies(setup: Setup, others: Sequence[str], workers: int | None =
 
     workers  number of workers: servers of the others are co-located if no machine is left. None: not fixed
     """
-    own = setup.experiment().strategy
-    found: dict[str, Strategy] = {own.label: own}
+    chosen = setup.experiment().strategy
+    by_label: dict[str, Strategy] = {chosen.label: chosen}
     for name in others:
         begins = beginnings(name, STRATEGIES)
-        if workers is not None and "placement" in {each.name for each in dataclasses.fields(STRATEGIES[name])}:  # type: ignore[arg-type]
+        if workers is not None and "placement" in {field.name for field in dataclasses.fields(STRATEGIES[name])}:  # type: ignore[arg-type]
             begins |= _placement(setup, workers)
-        made: Strategy = SCHEMA.build(STRATEGIES[name], begins, name)
-        if made != own:
-            found[made.label if made.label not in found else f"{made.label} ({name})"] = made
-    return found
+        other: Strategy = SCHEMA.build(STRATEGIES[name], begins, name)
+        if other != chosen:
+            by_label[other.label if other.label not in by_label else f"{other.label} ({name})"] = other
+    return by_label
 
 
 def _placement(setup: Setup, workers: int) -> dict[str, object]:
@@ -142,11 +142,11 @@ class Setup(param.Parameterized):
         self.param.watch(look, [*FIELDS, "screen", "started"])
         look()
 
-    def _toml_fields(self, own: Mapping[str, object]) -> dict[str, Any]:
+    def _toml_fields(self, form_fields: Mapping[str, object]) -> dict[str, Any]:
         """Return the fields written in TOML; file names are relative to the working directory of the explorer."""
         where = "other fields"
         table = parse_toml(self.others, where)
-        twice = next((name for name in table if name in own), None)
+        twice = next((name for name in table if name in form_fields), None)
         if twice is not None:
             raise ConfigError(f"{where}: {twice} has its own field in the form; use that field")
         return fields_from(table, where, Source(Path()))

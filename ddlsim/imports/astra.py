@@ -43,7 +43,7 @@ def read_astra(path: str | Path) -> Cluster:
     blocks, counts, bandwidths, latencies = _read(source)
     n_npus = math.prod(counts)
     cables = ({"Switch": n, "FullyConnected": n * (n - 1) // 2, "Ring": n if n > 2 else 1} for n in counts)
-    n_links = 2 * sum(n_npus // n * each[block] for block, n, each in zip(blocks, counts, cables, strict=True))
+    n_links = 2 * sum(n_npus // n * n_cables[block] for block, n, n_cables in zip(blocks, counts, cables, strict=True))
     n_switches = sum(n_npus // n for block, n in zip(blocks, counts, strict=True) if block == "Switch")
     try:
         check_size(n_npus + n_switches, n_links, f"npus_count gives {shown(n_npus)} NPUs")

@@ -91,5 +91,5 @@ def _event(place: str, index: int, item: object) -> Event:
         raise EntryError(f"{place}.{key} = {shown(item.get(key))} must be {rule}")
     texts = {key: str(item.get(key, "")) for key in ("name", "pid", "tid")}
     begin, lasts = (math.nan if time is None else time * 1e-6 for time in (ts, dur))
-    known, category = args if isinstance(args, dict) else {}, str(item.get("cat", "")).lower()
-    return Event(index=index, phase=phase, category=category, ts=begin, dur=lasts, args=known, **texts)
+    arguments, category = args if isinstance(args, dict) else {}, str(item.get("cat", "")).lower()
+    return Event(index=index, phase=phase, category=category, ts=begin, dur=lasts, args=arguments, **texts)

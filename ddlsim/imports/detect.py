@@ -173,9 +173,9 @@ def read_any(path: str | Path, *, kind: str | None = None, facts: Mapping[str, o
     for name, value in (facts or {}).items():
         argument = argument_of(name, chosen)
         if argument not in names:
-            known = ", ".join(sorted(names)) if names else "none"
+            accepted = ", ".join(sorted(names)) if names else "none"
             raise ConfigError(
-                f"{path} is read as {chosen}, which does not accept {name} (accepted: {known}); remove {name}"
+                f"{path} is read as {chosen}, which does not accept {name} (accepted: {accepted}); remove {name}"
             )
         arguments[argument] = value
     try:

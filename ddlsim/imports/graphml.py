@@ -105,8 +105,8 @@ def is_own(path: str | Path) -> bool:
     keys = [(kind, name) for kind, name, _ in _keys(parse_xml(read_text(path))).values()]
     others = {"node": _NODE - NODE_KEYS, "edge": _EDGE - EDGE_KEYS}
     others["all"] = others["node"] & others["edge"]
-    own = ("edge", "bandwidth") in keys or ("all", "bandwidth") in keys
-    return own and not any(name in others.get(kind, ()) for kind, name in keys)
+    has_bandwidth = ("edge", "bandwidth") in keys or ("all", "bandwidth") in keys
+    return has_bandwidth and not any(name in others.get(kind, ()) for kind, name in keys)
 
 
 def _name(element: Element) -> str:
@@ -195,7 +195,7 @@ class _Reader:
             rows.append((self.names[child["source"]], self.names[child["target"]], attributes, child))
         return rows
 
-    def _attributes(self, element: Element, known: set[str]) -> dict[str, str]:
+    def _attributes(self, element: Element, names: set[str]) -> dict[str, str]:
         kinds = (_name(element), "all")
         told = [(element, name, text) for kind, name, text in self.keys.values() if text and kind in kinds]
         for child in element.children:
@@ -208,10 +208,10 @@ class _Reader:
             told.append((child, self.keys[child["key"]][1], child.text.strip()))
         attributes: dict[str, str] = {}
         for child, name, text in told:
-            if name and name not in known:
+            if name and name not in names:
                 if not self.ignore_unknown:
                     where = f"{child.source.path}:{child.line}"
-                    error = unknown_name("attribute", name, known & _MEANING, where)
+                    error = unknown_name("attribute", name, names & _MEANING, where)
                     raise ConfigError(f"{error}; set ignore_unknown=True (--ignore-unknown) to skip such attributes")
                 self.ignored[f"attributes {name!r}"] += 1
             attributes[name] = text

@@ -85,7 +85,7 @@ def read_horovod(path: str | Path) -> HorovodTimeline:
     names: dict[str, str] = {}
     open_: dict[str, _Open] = defaultdict(_Open)
     ranks: set[str] = set()
-    found: list[HorovodOperation] = []
+    operations: list[HorovodOperation] = []
     for event in events:
         state = open_[event.pid]
         if event.phase == "M" and event.name == "process_name":
@@ -97,10 +97,10 @@ def read_horovod(path: str | Path) -> HorovodTimeline:
         elif event.phase == "E":
             with left_out:
                 operation = _end(source, names.get(event.pid, ""), state, event)
-                found += [operation] if operation is not None else []
-    left_out.tell(found, source, "no finished ALLREDUCE, ALLGATHER or BROADCAST found; is it a Horovod timeline?")
-    found.sort(key=lambda operation: operation.start_s)
-    return HorovodTimeline(tuple(found), tuple(_transfers(found, len(ranks))), len(ranks))
+                operations += [operation] if operation is not None else []
+    left_out.tell(operations, source, "no finished ALLREDUCE, ALLGATHER or BROADCAST found; is it a Horovod timeline?")
+    operations.sort(key=lambda operation: operation.start_s)
+    return HorovodTimeline(tuple(operations), tuple(_transfers(operations, len(ranks))), len(ranks))
 
 
 def _end(source: SourceText, tensor: str, state: _Open, event: Event) -> HorovodOperation | None:

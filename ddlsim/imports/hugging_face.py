@@ -61,9 +61,9 @@ def read_config(root: Node) -> Read:
     only = ONLY | {"mlp_bias": False} if kind in COUNTED else ONLY
     only = only | {"attention_bias": kind == "gpt_oss"} if kind in COUNTED and kind != "glm4_moe" else only
     for name, value in only.items():
-        if root.has(name) and (given := root[name]).value != value:
+        if root.has(name) and (node := root[name]).value != value:
             rule = f"the only supported value is {shown(value)}"
-            raise given.error(f"{shown(given.value)} cannot be simulated; {rule}")
+            raise node.error(f"{shown(node.value)} cannot be simulated; {rule}")
     if kind in COUNTED:
         raise _counted(root, kind)
     head = "ForImageClassification" if kind == "vit" else "ForCausalLM"
@@ -77,15 +77,15 @@ def read_config(root: Node) -> Read:
 
 
 def _kind(root: Node, name: str) -> str:
-    known = {each.replace("_", ""): each for each in (*kinds(), *COUNTED, "vit")}
+    kind_of = {kind.replace("_", ""): kind for kind in (*kinds(), *COUNTED, "vit")}
     plain = name.replace("_", "").lower()
     for ending in ("forcausallm", "lmheadmodel", "forimageclassification", "model"):
         plain = plain.removesuffix(ending)
     plain = SAME.get(plain, plain)
-    if plain not in known:
-        rule = f"must be one of {', '.join(sorted(known.values()))}"
+    if plain not in kind_of:
+        rule = f"must be one of {', '.join(sorted(kind_of.values()))}"
         raise root.error(f"model_type or architectures = {shown(name)}: {rule}")
-    return known[plain]
+    return kind_of[plain]
 
 
 def _count(root: Node, *names: str, needed: bool = True) -> int:

@@ -103,13 +103,13 @@ _DECODER = json.JSONDecoder(strict=False)  # names in traces can contain raw tab
 def _readable(text: str) -> str:
     """Replace C's names of non-numbers by those of Python's decoder."""
 
-    def known(match: re.Match[str]) -> str:
+    def python_name(match: re.Match[str]) -> str:
         word = match[0].lower()
         if word[0] == '"':
             return match[0]
         return "NaN" if "nan" in word else "-Infinity" if word[0] == "-" else "Infinity"
 
-    return _TOKEN.sub(known, text)
+    return _TOKEN.sub(python_name, text)
 
 
 def loads(text: str) -> object:

@@ -127,13 +127,13 @@ def _leaves(spans: Sequence[Event]) -> list[tuple[Event, str]]:
     for event in spans:
         if match := _MODULE.match(event.name):
             threads.setdefault((event.pid, event.tid), []).append((event, match[1]))
-    found = []
+    leaves = []
     for rows in threads.values():
         rows.sort(key=lambda pair: (pair[0].ts, -pair[0].dur))
         # the next span lies inside if it also ends before this one (ends are rounded, so beginnings do not suffice)
-        found += [row for row, after in itertools.pairwise(rows) if after[0].end > row[0].end]
-        found.append(rows[-1])
-    return found
+        leaves += [row for row, after in itertools.pairwise(rows) if after[0].end > row[0].end]
+        leaves.append(rows[-1])
+    return leaves
 
 
 def _backward_calls(spans: Sequence[Event], forward: _Spans) -> list[tuple[Event, str]]:
@@ -204,7 +204,7 @@ def profile_workload(workload: Workload, layers: Sequence[LayerTime]) -> Workloa
     """
     if not layers:
         raise ConfigError("the trace has no layers; record it with torch.profiler.profile(with_stack=True)")
-    found: dict[str, list[LayerTime]] = {}
+    by_type: dict[str, list[LayerTime]] = {}
     for layer in layers:
         name = re.sub(r"[123]d$", "", layer.kind)
         if name == "Identity" or name.endswith("Loss"):
@@ -214,17 +214,17 @@ def profile_workload(workload: Workload, layers: Sequence[LayerTime]) -> Workloa
                 f"no layer type corresponds to the class of module {layer.name!r} in the trace; remove the module from "
                 f"layers, or use a model with known layer types ({listed(sorted(_TYPES))})"
             )
-        found.setdefault(_TYPES[name], []).append(layer)
+        by_type.setdefault(_TYPES[name], []).append(layer)
     types = [layer.type for layer in workload.model.layers]
     for kind in _LEARNED:
-        n_model, n_trace = types.count(kind), len(found.get(kind, []))
+        n_model, n_trace = types.count(kind), len(by_type.get(kind, []))
         if n_model != n_trace:
             raise ConfigError(
                 f"the trace has {n_trace} modules of type {kind!r}, but the model {workload.model.name!r} has "
                 f"{n_model}; use the model that was traced"
             )
     forward, backward = workload.forward.copy(), workload.backward.copy()
-    for kind, modules in found.items():
+    for kind, modules in by_type.items():
         places = np.flatnonzero([name == kind for name in types])
         for times, measured in ((forward, [m.forward_s for m in modules]), (backward, [m.backward_s for m in modules])):
             if len(places) == len(modules):
@@ -233,7 +233,7 @@ def profile_workload(workload: Workload, layers: Sequence[LayerTime]) -> Workloa
                 old = times[places]
                 share = old / old.sum() if old.sum() > 0 else np.full(len(places), 1 / len(places))
                 times[places] = sum(measured) * share
-    basis = f"profile of {sum(map(len, found.values()))} modules"
+    basis = f"profile of {sum(map(len, by_type.values()))} modules"
     return replace(workload, forward=forward, backward=backward, basis=basis)
 
 
@@ -257,9 +257,9 @@ def overlap_slowdown(spans: Sequence[Event]) -> float:
     by_device: dict[str, list[Event]] = defaultdict(list)
     for event in kernels:
         by_device[str(event.args.get("device", event.pid))].append(event)
-    for own in by_device.values():
-        busy = _union([event for event in own if event.name.startswith("nccl")])
-        for event in own:
+    for device_kernels in by_device.values():
+        busy = _union([event for event in device_kernels if event.name.startswith("nccl")])
+        for event in device_kernels:
             if event.name.startswith("nccl"):
                 continue
             share = _covered(busy, event)
@@ -397,13 +397,13 @@ def _collectives(source: SourceText, spans: list[Event], n_ranks: int, left_out:
         external = event.integer("External id")
         if external is not None and "Collective name" in event.args and event.category != "kernel":
             described[external] = event
-    found: list[tuple[float, Timing]] = []
+    timings: list[tuple[float, Timing]] = []
     for event in spans:
         operation, said = _what(event, described)
         if operation is not None and event.dur > 0:
             with left_out:
-                found.append((event.ts, _collective(source, event, operation, said, n_ranks)))
-    return [timing for _, timing in sorted(found, key=lambda pair: pair[0])]
+                timings.append((event.ts, _collective(source, event, operation, said, n_ranks)))
+    return [timing for _, timing in sorted(timings, key=lambda pair: pair[0])]
 
 
 def _what(event: Event, described: dict[int, Event]) -> tuple[str | None, dict[str, object]]:

@@ -87,8 +87,8 @@ def pcie_rate(pcie_bandwidth: Quantity | None, device: str | None) -> float:
     if pcie_bandwidth is not None:
         return positive(pcie_bandwidth, "bandwidth", "pcie_bandwidth")
     is_known = device is not None and (device in device_names() or device.endswith(".toml"))
-    known = load_device(device).pcie_generation if device is not None and is_known else None
-    return PCIE_BANDWIDTH[known or 3]
+    generation = load_device(device).pcie_generation if device is not None and is_known else None
+    return PCIE_BANDWIDTH[generation or 3]
 
 
 def named_cluster(graph: Graph, source: Path) -> Cluster:

@@ -69,68 +69,68 @@ def is_megatron(text: str) -> bool:
 def read_megatron(source: SourceText, options: Collection[str] = ()) -> Read:
     """Return the model file defined by the arguments; `options` are the parameters that the caller sets."""
     is_script = bool(_SCRIPT.search(source.text))
-    given = _Arguments(source, _script(source.text) if is_script else _printed(source.text))
+    parsed = _Arguments(source, _script(source.text) if is_script else _printed(source.text))
     if other := _OTHER_SCRIPT.search(source.text):
         raise source.error(None, f"{other[0]} trains another architecture; only decoders (pretrain_gpt.py) are read")
     for flag in _UNSUPPORTED:
         harmless = "0" if flag == "mtp-num-layers" else _HARMLESS
-        if flag in given.flags and not re.fullmatch(harmless, given.text(flag)):
-            raise given.error(flag, "models with this option cannot be simulated yet")
-    for flag in sorted(given.flags.keys() - set(_KNOWN)) if is_script else ():
+        if flag in parsed.flags and not re.fullmatch(harmless, parsed.text(flag)):
+            raise parsed.error(flag, "models with this option cannot be simulated yet")
+    for flag in sorted(parsed.flags.keys() - set(_KNOWN)) if is_script else ():
         if near := difflib.get_close_matches(flag, _KNOWN, 1, 0.9):
-            raise given.error(flag, f"is no argument of Megatron-LM; did you mean --{near[0]}?")
+            raise parsed.error(flag, f"is no argument of Megatron-LM; did you mean --{near[0]}?")
     table, values = decoder_table("llama")
     values |= {"hidden": "4 * $dim", "fused": True}
-    has_experts, gated = "num-experts" in given.flags, "swiglu" in given.flags
-    values |= {name: given.count(_NUMBERS[name]) for name in ("layers", "dim", "heads")}  # required
-    values |= {name: given.count(flag) for name, flag in _NUMBERS.items() if flag in given.flags}
-    if gated and "ffn-hidden-size" not in given.flags:
+    has_experts, gated = "num-experts" in parsed.flags, "swiglu" in parsed.flags
+    values |= {name: parsed.count(_NUMBERS[name]) for name in ("layers", "dim", "heads")}  # required
+    values |= {name: parsed.count(flag) for name, flag in _NUMBERS.items() if flag in parsed.flags}
+    if gated and "ffn-hidden-size" not in parsed.flags:
         values["hidden"] = 8 * values["dim"] // 3 // 64 * 64
-    biased, rms = "disable-bias-linear" not in given.flags, given.text("normalization", "LayerNorm") == "RMSNorm"
+    biased, rms = "disable-bias-linear" not in parsed.flags, parsed.text("normalization", "LayerNorm") == "RMSNorm"
     if has_experts and (biased or not gated):
-        raise given.error("num-experts", "can only be simulated with --disable-bias-linear and --swiglu")
-    if "qk-layernorm" in given.flags and not rms:
-        raise given.error("qk-layernorm", "can only be simulated with --normalization RMSNorm")
+        raise parsed.error("num-experts", "can only be simulated with --disable-bias-linear and --swiglu")
+    if "qk-layernorm" in parsed.flags and not rms:
+        raise parsed.error("qk-layernorm", "can only be simulated with --normalization RMSNorm")
     values["mlp"] = "experts" if has_experts else "gated" if gated else "ungated"
     if has_experts:
         values |= {
-            "active": given.count("moe-router-topk", 2),
-            "hidden": given.count("moe-ffn-hidden-size", values["hidden"]),
+            "active": parsed.count("moe-router-topk", 2),
+            "hidden": parsed.count("moe-ffn-hidden-size", values["hidden"]),
         }
-    if "group-query-attention" in given.flags:
-        values["kv_heads"] = given.count("num-query-groups", 1)
-    rotary = "use-rotary-position-embeddings" in given.flags
-    position = given.text("position-embedding-type", "rope" if rotary else "learned_absolute")
+    if "group-query-attention" in parsed.flags:
+        values["kv_heads"] = parsed.count("num-query-groups", 1)
+    rotary = "use-rotary-position-embeddings" in parsed.flags
+    position = parsed.text("position-embedding-type", "rope" if rotary else "learned_absolute")
     if position not in _POSITIONS:
         rule = f"cannot be simulated; supported: {', '.join(_POSITIONS)}"
-        raise given.error("position-embedding-type", f"{shown(position)} {rule}")
-    length = "encoder-seq-length" if "encoder-seq-length" in given.flags else "seq-length"
-    learned, limited = position == "learned_absolute", "max-position-embeddings" in given.flags
+        raise parsed.error("position-embedding-type", f"{shown(position)} {rule}")
+    length = "encoder-seq-length" if "encoder-seq-length" in parsed.flags else "seq-length"
+    learned, limited = position == "learned_absolute", "max-position-embeddings" in parsed.flags
     values |= {
-        "seq": 1 if "seq" in options else given.count(length),
-        "vocabulary": 1 if "vocabulary" in options else _vocabulary(given),
+        "seq": 1 if "seq" in options else parsed.count(length),
+        "vocabulary": 1 if "vocabulary" in options else _vocabulary(parsed),
         "norm": "rms_norm" if rms else "layer_norm",
-        "qk_norm": "head" if "qk-layernorm" in given.flags else "none",
-        "activation": "squared_relu" if "squared-relu" in given.flags else "gelu",
+        "qk_norm": "head" if "qk-layernorm" in parsed.flags else "none",
+        "activation": "squared_relu" if "squared-relu" in parsed.flags else "gelu",
         "rotary": position in ("rope", "yarn"),
-        "positions": (given.count("max-position-embeddings") if limited else "$seq") if learned else 0,
-        "bias": biased or "add-qkv-bias" in given.flags,
+        "positions": (parsed.count("max-position-embeddings") if limited else "$seq") if learned else 0,
+        "bias": biased or "add-qkv-bias" in parsed.flags,
         "out_bias": biased,
         "mlp_bias": biased,
-        "output": "dense" if "untie-embeddings-and-output-weights" in given.flags else "tied_dense",
-        "dropout": Node(given.text("hidden-dropout", "0.1"), f"{source.path}: --hidden-dropout").number(),
+        "output": "dense" if "untie-embeddings-and-output-weights" in parsed.flags else "tied_dense",
+        "dropout": Node(parsed.text("hidden-dropout", "0.1"), f"{source.path}: --hidden-dropout").number(),
     }
     values["dropped"] = "dropout" if values["dropout"] else "none"
     return Read({**table, "parameters": values}, "megatron")
 
 
-def _vocabulary(given: _Arguments) -> int:
+def _vocabulary(parsed: _Arguments) -> int:
     """Return the rows of the embedding: the vocabulary, padded to a multiple for tensor-parallel ranks."""
-    if "padded-vocab-size" in given.flags:
-        return given.count("padded-vocab-size")
-    tokenizer = given.text("tokenizer-type", "")
-    words = given.count("vocab-size", 50257 if tokenizer == "GPT2BPETokenizer" else None)
-    multiple = given.count("make-vocab-size-divisible-by", 128) * given.count("tensor-model-parallel-size", 1)
+    if "padded-vocab-size" in parsed.flags:
+        return parsed.count("padded-vocab-size")
+    tokenizer = parsed.text("tokenizer-type", "")
+    words = parsed.count("vocab-size", 50257 if tokenizer == "GPT2BPETokenizer" else None)
+    multiple = parsed.count("make-vocab-size-divisible-by", 128) * parsed.count("tensor-model-parallel-size", 1)
     return math.ceil((words + (tokenizer == "NullTokenizer")) / multiple) * multiple
 
 

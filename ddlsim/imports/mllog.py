@@ -248,15 +248,15 @@ def _accuracies(
                 row = (time - begin, entry.epoch(), node.number())
                 n_late += late and (row[1], name, f"{row[2]:.12g}") not in rows
                 rows.setdefault((row[1], name, f"{row[2]:.12g}"), row)
-    found = [(row, name) for (_, name, _), row in rows.items()]
-    return sorted(found, key=lambda pair: pair[0][0]), n_late
+    accuracies = [(row, name) for (_, name, _), row in rows.items()]
+    return sorted(accuracies, key=lambda pair: pair[0][0]), n_late
 
 
 def _epochs(entries: list[_Entry]) -> list[tuple[float, float, int]]:
     """Return (number, s per epoch, line) of every epoch, or of every block if the log only has blocks."""
     unit = "epoch" if any(entry.key == "epoch_stop" for entry in entries) else "block"
     begun: dict[float, _Entry] = {}
-    found: dict[float, tuple[float, float, int]] = {}
+    epochs: dict[float, tuple[float, float, int]] = {}
     for entry in entries:
         if entry.key == f"{unit}_start":
             begun.setdefault(entry.epoch(), entry)
@@ -264,18 +264,18 @@ def _epochs(entries: list[_Entry]) -> list[tuple[float, float, int]]:
             n_epochs = start.metadata["epoch_count"].positive() if start.metadata.has("epoch_count") else 1.0
             if entry.time_s > start.time_s:
                 seconds = (entry.time_s - start.time_s) / n_epochs
-                found.setdefault(entry.epoch(), (entry.epoch(), seconds, start.line))
-    return list(found.values())
+                epochs.setdefault(entry.epoch(), (entry.epoch(), seconds, start.line))
+    return list(epochs.values())
 
 
 def _steps(source: SourceText, entries: list[_Entry], batch: int, n_ranks: int, left_out: LeftOut) -> list[Timing]:
     """Return a step timing per logged throughput (samples/s), for the global batch, or one sample if it is unknown."""
-    found, samples = list[Timing](), float(batch or 1)
+    timings, samples = list[Timing](), float(batch or 1)
     for entry in entries:
         tracked = entry.key == "tracked_stats" and entry.value.has("throughput")
         if tracked or entry.key == "throughput":
             with left_out:
                 rate, place = entry.value["throughput"] if tracked else entry.value, f"{source.path}:{entry.line}"
                 seconds = samples / rate.positive()
-                found.append(Timing("mlperf", "step", n_ranks, 0.0, seconds, n_samples=samples, place=place))
-    return found
+                timings.append(Timing("mlperf", "step", n_ranks, 0.0, seconds, n_samples=samples, place=place))
+    return timings

@@ -51,9 +51,9 @@ def import_model(source: str | Path, stem: str, options: list[str]) -> Model:
 def _content(source: str | Path, stem: str, options: list[str]) -> tuple[SourceText | Node, list[str]]:
     """Return the text, or the header of a tensor file, and the options after it."""
     if isinstance(source, str) and CONTENT.search(source) and not os.path.isfile(stem):
-        found = _OPTIONS.search(source)
-        assert found is not None  # always matches, possibly nothing
-        return SourceText(Path("model"), source[: found.start()]), found[1].split("+")[1:]
+        match = _OPTIONS.search(source)
+        assert match is not None  # always matches, possibly nothing
+        return SourceText(Path("model"), source[: match.start()]), match[1].split("+")[1:]
     path = Path(stem) / "config.json" if os.path.isdir(stem) else Path(stem)
     return (safetensors_header(path) if path.suffix == ".safetensors" else read_text(path)), options
 

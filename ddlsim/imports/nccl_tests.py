@@ -238,9 +238,9 @@ def read_nccl_tests(
             for document in documents(read_text(path) if source.notes else source):
                 rows += _read_json(source, document, operation, n_ranks, left_out)
     elif CSV_HEADING.search(source.text):
-        for each in csv_rows(source):
+        for record in csv_rows(source):
             with left_out:
-                rows.append(rccl_timing(each, operation, n_ranks))
+                rows.append(rccl_timing(record, operation, n_ranks))
     else:
         for table in _tables(source, left_out):
             run = _run(source, table, operation, n_ranks)
@@ -444,6 +444,6 @@ def _json_row(result: Node, key: str, variant: str, run: _Run) -> Timing:
     timing = run.timing(nbytes, micros, rates, dtype, variant, body.place)
     if not result.has(f"{key}_per_iter"):
         return timing
-    each = result[f"{key}_per_iter"]  # with per-iteration timing, use the median
-    median, low, high = (each[name].positive() * 1e-6 for name in ("p50_us", "min_us", "max_us"))
+    per_iteration = result[f"{key}_per_iter"]  # with per-iteration timing, use the median
+    median, low, high = (per_iteration[name].positive() * 1e-6 for name in ("p50_us", "min_us", "max_us"))
     return replace(timing, seconds=median, statistic="median", min_s=low, max_s=high)

@@ -110,7 +110,7 @@ def _known_tags(root: Element, ignore_unknown: bool) -> list[str]:
 
 
 def _classless(root: Element) -> list[Element]:
-    return [each for each in walk(root) if each.tag == "pci" and not each.children and "class" not in each.attributes]
+    return [node for node in walk(root) if node.tag == "pci" and not node.children and "class" not in node.attributes]
 
 
 def _complete(root: Element, n_gpus: int | None) -> int:

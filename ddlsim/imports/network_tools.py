@@ -83,12 +83,12 @@ def _iperf3_text(source: SourceText, left_out: LeftOut) -> list[Timing]:
                 runs.append((number, False, {}))
             runs[-1][2].setdefault(match[2] or "", []).append((number, match))
     rows: list[Timing] = []
-    for number, reverse, ways in runs or [(1, False, {})]:
+    for number, reverse, sides in runs or [(1, False, {})]:
         with left_out:
-            if not ways:
+            if not sides:
                 reason = "no line of totals that ends in 'receiver' found; measure with iperf3 -J"
                 raise source.entry_error(number, reason)
-            rows += [_printed_row(source, reverse, len(ways), way, totals) for way, totals in ways.items()]
+            rows += [_printed_row(source, reverse, len(sides), side, totals) for side, totals in sides.items()]
     return rows
 
 

@@ -88,8 +88,8 @@ def _start(source: SourceText, number: int, library: str, title: str) -> _Sectio
     if title not in _TESTS:
         if "Non-blocking" in title:
             raise source.error(number, f"{title!r} measures overlap, not a duration; use the blocking test")
-        known = ", ".join(sorted(_TESTS))
-        raise source.error(number, f"unknown test {title!r}; remove its output (known: {known})")
+        supported = ", ".join(sorted(_TESTS))
+        raise source.error(number, f"unknown test {title!r}; remove its output (known: {supported})")
     return _Section(title, _TESTS[title])
 
 

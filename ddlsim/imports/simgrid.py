@@ -337,9 +337,9 @@ def zones_cluster(outer: Element) -> Cluster:
 
 
 def _read_zone(platform: _Platform, element: Element, parents: list[_Zone]) -> _Zone:
-    zone, known = _Zone(element, element["routing"]), ("Full", "Cluster", *_SHORTEST)
-    if zone.routing not in known:
-        raise element.error(f"routing = {zone.routing!r} is not supported; known: {', '.join(known)}")
+    zone, supported = _Zone(element, element["routing"]), ("Full", "Cluster", *_SHORTEST)
+    if zone.routing not in supported:
+        raise element.error(f"routing = {zone.routing!r} is not supported; known: {', '.join(supported)}")
     within = [*parents, zone]
     for child in element.children:
         if child.tag in ZONES:
@@ -469,16 +469,16 @@ class ZoneRoutes(Mapping[tuple[int, int], tuple[int, ...]]):
         self._hosts = {node: names[node] for node in cluster.servers.tolist()}
         ends = zip(cluster.link_src.tolist(), cluster.link_dst.tolist(), strict=True)
         self._links = {(names[a], names[b]): link for link, (a, b) in enumerate(ends)}
-        self._made: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._routes: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def __getitem__(self, pair: tuple[int, int]) -> tuple[int, ...]:
-        if pair not in self._made:
+        if pair not in self._routes:
             src, dst = (self._hosts[node] for node in pair)
             path = _nodes((src, *_find(self._platform, self._root, 0, src, dst), dst))
             if len(set(path)) < len(path):
                 raise self._root.element.error(f"the route from {src!r} to {dst!r} contains a link twice; correct it")
-            self._made[pair] = tuple(self._links[hop] for hop in itertools.pairwise(path))  # KeyError if OFF
-        return self._made[pair]
+            self._routes[pair] = tuple(self._links[hop] for hop in itertools.pairwise(path))  # KeyError if OFF
+        return self._routes[pair]
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return (pair for pair in itertools.permutations(self._hosts, 2) if pair in self)

@@ -89,7 +89,7 @@ def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tup
     numeric = {i for _, cells in rows for i, cell in enumerate(cells) if as_number(cell) is not None}
     series = rates or [i for i in others if i in numeric]
     labels = [i for i in range(len(heading)) if i not in (*ranks, *batches, *series)]
-    found, left_out = list[Timing](), LeftOut()
+    steps, left_out = list[Timing](), LeftOut()
     for number, cells in rows:
         for i in series if cells != heading else ():  # a file may contain several tables
             with left_out:
@@ -105,9 +105,9 @@ def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tup
                 rate = positive_number(source, number, cells[i], heading[i])
                 variant, at = " ".join(words + ([heading[i]] if len(series) > 1 else [])), f"{source.path}:{number}"
                 seconds = samples / rate
-                found.append(Timing("table", "step", n_ranks, 0, seconds, n_samples=samples, variant=variant, place=at))
-    left_out.tell(found, source, "the table has a heading but no throughput; add rows")
-    return tuple(found)
+                steps.append(Timing("table", "step", n_ranks, 0, seconds, n_samples=samples, variant=variant, place=at))
+    left_out.tell(steps, source, "the table has a heading but no throughput; add rows")
+    return tuple(steps)
 
 
 def _integer(source: SourceText, line: int, cell: str, column: str) -> int:

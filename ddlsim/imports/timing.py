@@ -104,11 +104,11 @@ def to_measurements(
 
 
 def _measurement(timing: Timing, n_hosts: int | None, model: str | None, version: str) -> Measurement:
-    known = _EXPERIMENTS.get(timing.operation) or _EXPERIMENTS.get(f"{timing.operation} ({timing.tool})")
-    if known is None:
+    entry = _EXPERIMENTS.get(timing.operation) or _EXPERIMENTS.get(f"{timing.operation} ({timing.tool})")
+    if entry is None:
         what = f"{timing.operation} ({timing.tool}) cannot be represented in the table of measurements"
         raise ConfigError(f"{timing.place}: {what}; remove it")
-    experiment, operation = known
+    experiment, operation = entry
     hosts = timing.n_hosts or n_hosts
     if not hosts:
         raise ConfigError(f"{timing.place}: the number of machines is unknown; set n_hosts (--hosts)")

@@ -181,12 +181,12 @@ def _build(cabling: Cabling, spaces: Sequence[str], queue: int) -> None:
 
 def _joined(n_ports: int, address: str | None, mtu: int) -> list[str]:
     """Return the `ip` commands that connect the ports of a place by a bridge, unless it is a host with one port."""
-    lines, own = ["link set lo up"], "port0"
+    lines, device = ["link set lo up"], "port0"
     if address is None or n_ports != 1:
-        own = "bridge0"
-        lines += [f"link add {own} mtu {mtu} type bridge stp_state 0 mcast_snooping 0", f"link set {own} up"]
-        lines += [f"link set port{i} master {own}" for i in range(n_ports)]
-    return lines if address is None else [*lines, f"addr add {address}/24 dev {own}"]
+        device = "bridge0"
+        lines += [f"link add {device} mtu {mtu} type bridge stp_state 0 mcast_snooping 0", f"link set {device} up"]
+        lines += [f"link set port{i} master {device}" for i in range(n_ports)]
+    return lines if address is None else [*lines, f"addr add {address}/24 dev {device}"]
 
 
 def _shaped(name: str, port: Port, mtu: int, queue: int) -> list[str]:
@@ -292,8 +292,8 @@ def _parsed(word: str) -> Operation:
             raise unknown_name("point_to_point operation", detail, OPERATIONS[kind], f"--operations {word}")
         return Operation(word, kind, detail)
     if kind not in OPERATIONS["collective"]:
-        known = (*OPERATIONS["collective"], "point_to_point", "parameter_server")
-        raise unknown_name("operation", kind, known, f"--operations {word}")
+        names = (*OPERATIONS["collective"], "point_to_point", "parameter_server")
+        raise unknown_name("operation", kind, names, f"--operations {word}")
     if not detail:
         raise ConfigError(
             f"--operations {word}: the algorithm is missing; write, for example, {kind}:ring (ddlsim algorithms lists "

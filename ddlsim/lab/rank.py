@@ -381,7 +381,7 @@ def promises(schedule: Schedule, rank: int, bounds: Ints, n_elements: int, n_sil
     for member in group.tolist():
         share = np.repeat(counts[place, :, member], sizes).astype(np.float32)
         values += share * contribution(member, n_elements, n_silent, schedule.n_ranks)
-    return tuple(Promise(each, values[each]) for each in slices(np.flatnonzero(must[place]), bounds))
+    return tuple(Promise(part, values[part]) for part in slices(np.flatnonzero(must[place]), bounds))
 
 
 def problem(result: Buffer, promised: tuple[Promise, ...]) -> str:

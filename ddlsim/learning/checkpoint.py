@@ -84,9 +84,9 @@ def _read(path: Path) -> tuple[Checkpoint, dict[str, object]]:
     with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         text = json.loads(file["run"].tobytes())
         if _index(text["format"]) != FORMAT:
-            found = text["format"]
+            actual = text["format"]
             raise ConfigError(
-                f"{path}: the file has format {found}, but this version of ddlsim reads format {FORMAT}; resume the "
+                f"{path}: the file has format {actual}, but this version of ddlsim reads format {FORMAT}; resume the "
                 "run with the version that saved it, or start it again"
             )
         parts = {name: file[name] for name in file.files if name != "digest"}
@@ -147,7 +147,7 @@ class _Encoder:
             return [kind.__name__, *map(self.encode, cast("Sequence[object]", value))]
         if kind is dict:
             items = cast("dict[object, object]", value).items()
-            return ["dict", *([self.encode(key), self.encode(each)] for key, each in items)]
+            return ["dict", *([self.encode(key), self.encode(item)] for key, item in items)]
         name = f"{kind.__module__}:{kind.__qualname__}"
         if _may_be_part(kind):
             fields = {f.name: self.encode(getattr(value, f.name)) for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
@@ -181,7 +181,7 @@ def _decode(code: object, arrays: list[npt.NDArray[np.generic]]) -> object:
     if kind == "class":
         return _decode_dataclass(parts[0], parts[1], arrays)
     if kind == "dict":
-        return {_decode(key, arrays): _decode(each, arrays) for key, each in parts}
+        return {_decode(key, arrays): _decode(item, arrays) for key, item in parts}
     return {"tuple": tuple, "list": list}[kind](_decode(part, arrays) for part in parts)
 
 
@@ -197,7 +197,7 @@ def _decode_dataclass(name: str, fields: dict[str, object], arrays: list[npt.NDA
     if wanted != fields.keys():
         in_file = sorted(fields)
         raise ValueError(f"the class {name!r} has the fields {sorted(wanted)}, but the file has {in_file}")
-    made: object = object.__new__(kind)
+    restored: object = object.__new__(kind)
     for field, code in fields.items():
-        object.__setattr__(made, field, _decode(code, arrays))
-    return made
+        object.__setattr__(restored, field, _decode(code, arrays))
+    return restored

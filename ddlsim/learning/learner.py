@@ -277,8 +277,8 @@ class Learner:
         """Return the concatenated parts of a vector, with the running statistics of the first part."""
         if len(parts) == 1:
             return parts[0]
-        whole: Value[Array] = self.plane.apply(lambda *arrays: np.concatenate(arrays), *parts)
-        return whole.with_statistics_of(parts[0])
+        vector: Value[Array] = self.plane.apply(lambda *arrays: np.concatenate(arrays), *parts)
+        return vector.with_statistics_of(parts[0])
 
     def parts(self, n_parts: int) -> list[slice]:
         """Return `n_parts` contiguous slices of the parameter vector, whose sizes differ by at most one."""

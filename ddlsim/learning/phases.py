@@ -55,8 +55,8 @@ class PhasedRate:
 
     def rate(self, epoch: float) -> float:
         index, begin = phase_at(self.phases, epoch)
-        own = self.phases[index].rate
-        if own is None:
+        rate = self.phases[index].rate
+        if rate is None:
             return self.otherwise.rate(epoch)
-        schedule = Constant(float(own)) if isinstance(own, int | float) else own
+        schedule = Constant(float(rate)) if isinstance(rate, int | float) else rate
         return schedule.rate(epoch - begin)

@@ -106,8 +106,8 @@ class Training:
     @property
     def last_epoch(self) -> float | None:
         """The epoch at which the run ends: `epochs`, or the end of the last phase; None: no limit on epochs."""
-        whole = float(sum(phase.epochs for phase in self.phases))
-        return whole if self.epochs is None and self.phases else self.epochs
+        total = float(sum(phase.epochs for phase in self.phases))
+        return total if self.epochs is None and self.phases else self.epochs
 
     def regime(self, epoch: float, batch_size: int) -> tuple[int, int | None]:
         """Return the batch size and the index of the phase at an epoch. The index is None if there are no phases.

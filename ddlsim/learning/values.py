@@ -85,18 +85,18 @@ class Value(Generic[T_co]):
 
     def _evaluate(self) -> None:
         """Compute all pending inputs in the order in which they were created (recursion could become too deep)."""
-        found: dict[int, Value[object]] = {}
+        pending: dict[int, Value[object]] = {}
         stack: list[Value[object]] = [self]
         while stack:
             value = stack.pop()
-            if value._compute is not None and value.number not in found:
-                found[value.number] = value
+            if value._compute is not None and value.number not in pending:
+                pending[value.number] = value
                 stack.extend(value._inputs)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            for number in sorted(found):
-                value = found.pop(number)
+            for number in sorted(pending):
+                value = pending.pop(number)
                 assert value._compute is not None
-                value._result = value._compute(*[each._result for each in value._inputs])
+                value._result = value._compute(*[source._result for source in value._inputs])
                 value._compute, value._inputs = None, ()
 
     def with_statistics_of(self, *others: Value[object]) -> Value[T_co]:
@@ -127,8 +127,8 @@ class Value(Generic[T_co]):
         """Return a part of the array, a view. Statistics remain with the first part."""
         if part.start:
             return self.plane.apply(lambda a: a[part], self)
-        own, of_batches = self.statistics, self.batch_statistics
-        return self.plane.apply(lambda a: a[part], self, statistics=own, batch_statistics=of_batches)
+        statistics, batch_statistics = self.statistics, self.batch_statistics
+        return self.plane.apply(lambda a: a[part], self, statistics=statistics, batch_statistics=batch_statistics)
 
 
 def _batches(values: Iterable[Value[object]]) -> tuple[Value[BatchStatistics], ...]:
@@ -243,8 +243,8 @@ class DataPlane:
         While a saved run is replayed, the number is read from the saved run instead of being computed.
         """
         n = len(self.scalars)
-        known = n < len(self.replay.scalars)
-        self.scalars.append(self.replay.scalars[n] if known else compute())
+        is_saved = n < len(self.replay.scalars)
+        self.scalars.append(self.replay.scalars[n] if is_saved else compute())
         return self.scalars[n]
 
     def snapshot(self) -> Replay:

@@ -157,7 +157,7 @@ def measure(
 
 def _measure_device(out: str, profile: str, budget: str, others: Mapping[str, object]) -> None:
     """Measure the kernels of this machine's GPU, or of its CPU if there is none, and write its device file."""
-    defaults = {each.name: each.default for each in inspect.signature(measure).parameters.values()}
+    defaults = {parameter.name: parameter.default for parameter in inspect.signature(measure).parameters.values()}
     for name, value in others.items():
         if value != defaults[name]:
             option = f"--{name.replace('_', '-')}"

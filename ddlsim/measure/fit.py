@@ -71,15 +71,15 @@ def predictions(profile: Profile, device: Device) -> Iterator[Prediction]:
 
 def comparison(compared: Sequence[Prediction]) -> list[str]:
     """Return lines with the error of the products and of each step, and a warning if the products' is large."""
-    errors = [abs(each.predicted / each.measured - 1.0) for each in compared if each.what == "product"]
+    errors = [abs(row.predicted / row.measured - 1.0) for row in compared if row.what == "product"]
     mean = sum(errors) / len(errors)
     lines = [f"{len(errors)} products: mean error {percent(mean)}, worst {percent(max(errors), 0)}"]
     if mean > POOR_FIT:
         idle = "run nothing else on the machine (on CPUs, try OMP_NUM_THREADS=1), or increase --budget"
         lines.append(f"warning: the device file does not describe these times; {idle}")
-    for each in (each for each in compared if each.what == "step"):
-        times = f"measured {each.measured * 1e3:.4g} ms, predicted {each.predicted * 1e3:.4g} ms"
-        lines.append(f"{each.label}: {times} ({percent(each.predicted / each.measured - 1.0, 0, '+')})")
+    for step in (row for row in compared if row.what == "step"):
+        times = f"measured {step.measured * 1e3:.4g} ms, predicted {step.predicted * 1e3:.4g} ms"
+        lines.append(f"{step.label}: {times} ({percent(step.predicted / step.measured - 1.0, 0, '+')})")
     return lines
 
 
@@ -189,7 +189,7 @@ def _fitted(
     m, n, k, seconds = np.array([[row[key] for key in ("m", "n", "k", "seconds")] for row in rows], dtype=float).T
     results = np.array([ELEMENT_NBYTES[row["precision"]] for row in rows])
     low = [LOW_PRECISIONS.get(row["precision"]) for row in rows]
-    operands = np.array([size if each is None else each.operand for size, each in zip(results, low, strict=True)])
+    operands = np.array([size if kind is None else kind.operand for size, kind in zip(results, low, strict=True)])
     moved = (operands * (m * k + k * n) + results * m * n) / (device.memory_bandwidth * streaming)
     tiles = np.minimum(*(np.ceil(m / a) * np.ceil(n / b) for a, b in (tile, tile[::-1])))
     waves = np.ceil(tiles / units)
@@ -227,7 +227,7 @@ def _attention(profile: Profile, device: Device, units: int) -> dict[str, Attent
 
 def _rates(by_width: Mapping[int, Sequence[Floats]]) -> AttentionRates:
     """Return the rates of the widest heads, and the exponent for narrower heads, from logarithms of rates."""
-    means = {width: np.mean(each, axis=0) for width, each in by_width.items()}
+    means = {width: np.mean(rates, axis=0) for width, rates in by_width.items()}
     widest = max(means)
     lost = [(means[widest] - mean).mean() / np.log(widest / width) for width, mean in means.items() if width < widest]
     forward, backward = np.minimum(np.exp(means[widest]), 1.0)

@@ -218,11 +218,11 @@ def gemm(timer: Timer) -> Iterator[Row]:
 
 
 def _plain(timer: Timer, m: int, n: int, k: int, name: str, layout: str) -> Call:
-    made: dict[str, Any] = {"device": timer.device, "dtype": PLAIN[name]}
-    out = torch.empty((m, n), **made)
+    options: dict[str, Any] = {"device": timer.device, "dtype": PLAIN[name]}
+    out = torch.empty((m, n), **options)
     sets = range(_n_buffers(out.element_size() * (m * k + n * k + m * n)))
-    a = [torch.randn((k, m), **made).t() if layout == "tn" else torch.randn((m, k), **made) for _ in sets]
-    b = [torch.randn((n, k), **made).t() if layout == "nt" else torch.randn((k, n), **made) for _ in sets]
+    a = [torch.randn((k, m), **options).t() if layout == "tn" else torch.randn((m, k), **options) for _ in sets]
+    b = [torch.randn((n, k), **options).t() if layout == "nt" else torch.randn((k, n), **options) for _ in sets]
     return lambda i: torch.mm(a[i % len(a)], b[i % len(b)], out=out)
 
 
@@ -272,8 +272,8 @@ def attention(timer: Timer) -> Iterator[Row]:
     usual  the backend that PyTorch chooses by default
     """
     for batch, heads, length, width in ATTENTION:
-        made = [torch.randn((batch, heads, length, width), device=timer.device, dtype=torch.bfloat16) for _ in range(4)]
-        gradient, (q, k, v) = made[0], (x.requires_grad_() for x in made[1:])
+        data = [torch.randn((batch, heads, length, width), device=timer.device, dtype=torch.bfloat16) for _ in range(4)]
+        gradient, (q, k, v) = data[0], (x.requires_grad_() for x in data[1:])
         about = {"batch": batch, "heads": heads, "length": length, "head_width": width, "precision": "bf16"}
         about["usual"] = SDPBackend(torch._fused_sdp_choice(q, k, v, is_causal=True)).name
         for causal in (True, False):
@@ -421,7 +421,7 @@ def _step(timer: Timer, sizes: Sequence[int], shape: tuple[int, int]) -> Row:
 
     if timer.is_gpu:
         torch.cuda.reset_peak_memory_stats()
-    measured = {"parameters": sum(each.numel() for each in model.parameters()), **timer.median(step, graph=False)}
+    measured = {"parameters": sum(tensor.numel() for tensor in model.parameters()), **timer.median(step, graph=False)}
     return measured | ({"peak_bytes": torch.cuda.max_memory_allocated()} if timer.is_gpu else {})
 
 

@@ -52,23 +52,23 @@ class MpiTransport(Transport):
         return lambda: self.comm.Sendrecv(out, peer, recvbuf=into, source=peer)
 
     def collective(self, operation: str, n_elements: int) -> Action:
-        comm, whole = self.comm, _buffer(n_elements)
+        comm, full = self.comm, _buffer(n_elements)
         if operation == "all_reduce":
-            return lambda: comm.Allreduce(MPI.IN_PLACE, whole)
+            return lambda: comm.Allreduce(MPI.IN_PLACE, full)
         if operation == "broadcast":
-            return lambda: comm.Bcast(whole)
+            return lambda: comm.Bcast(full)
         if operation == "all_to_all":
             out = _buffer(n_elements)
-            return lambda: comm.Alltoall(out, whole)
+            return lambda: comm.Alltoall(out, full)
         part = _buffer(n_elements // self.size)
         if operation == "all_gather":
-            return lambda: comm.Allgather(part, whole)
+            return lambda: comm.Allgather(part, full)
         if operation == "reduce_scatter":
-            return lambda: comm.Reduce_scatter_block(whole, part)
+            return lambda: comm.Reduce_scatter_block(full, part)
         root = self.rank == 0
         if operation == "reduce":
-            return lambda: comm.Reduce(MPI.IN_PLACE if root else whole, whole if root else None)
-        at_root = whole if root else None
+            return lambda: comm.Reduce(MPI.IN_PLACE if root else full, full if root else None)
+        at_root = full if root else None
         if operation == "gather":
             return lambda: comm.Gather(part, at_root)
         return lambda: comm.Scatter(at_root, part)

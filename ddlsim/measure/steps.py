@@ -83,8 +83,8 @@ def torch_module(name: str, input_shape: Sequence[int], gpu: int) -> Trained:
     device = torch.device("cuda", gpu % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
 
     def step(batch_size: int) -> Action:
-        made = make(batch_size=batch_size) if asks else (make(), torch.randn(batch_size, *input_shape))
-        module, inputs = _checked(made, name)
+        result = make(batch_size=batch_size) if asks else (make(), torch.randn(batch_size, *input_shape))
+        module, inputs = _checked(result, name)
         return _torch_step(module.to(device), tuple(tensor.to(device) for tensor in inputs), name)
 
     return Trained(name, f"torch {device.type}", step)
@@ -114,10 +114,10 @@ def _torch_step(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], name:
     return train
 
 
-def _checked(made: object, name: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+def _checked(result: object, name: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
     import torch
 
-    module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (None, None)
+    module, inputs = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     if isinstance(module, torch.nn.Module) and all(isinstance(tensor, torch.Tensor) for tensor in inputs):
         return module, inputs

@@ -118,9 +118,9 @@ class Measurement:
     def __post_init__(self) -> None:
         if self.experiment not in OPERATIONS:
             raise unknown_name("experiment", self.experiment, OPERATIONS)
-        known = OPERATIONS[self.experiment]
-        if self.operation not in known:
-            raise unknown_name(f"{self.experiment} operation", self.operation, known)
+        operations = OPERATIONS[self.experiment]
+        if self.operation not in operations:
+            raise unknown_name(f"{self.experiment} operation", self.operation, operations)
         if self.experiment == "step":
             if self.nbytes:
                 raise ConfigError(f"nbytes = {self.nbytes}: a step has no message size; leave nbytes out")
@@ -226,8 +226,8 @@ def open_table(folder: str | Path) -> tuple[Path, list[Measurement]]:
         if not text.startswith(header):
             raise ConfigError(f"{path}: the columns differ from those that the benchmarks write; choose another --out")
         if not text.endswith(b"\n"):  # the last line lacks its end or, if cells are missing, is removed
-            whole, _, last = text.rpartition(b"\n")
-            write_text(path, (text if last.count(b",") >= len(COLUMNS) - 1 else whole).decode() + "\n")
+            complete, _, last = text.rpartition(b"\n")
+            write_text(path, (text if last.count(b",") >= len(COLUMNS) - 1 else complete).decode() + "\n")
     except OSError as error:
         raise ConfigError(f"--out {folder}: cannot be written: {error}; choose another folder") from None
     return path, read_measurements(path) if path.stat().st_size > len(header) else []
@@ -238,13 +238,13 @@ def append(path: Path, row: Measurement) -> None:
     line = _line(asdict(row).values()).encode()
     try:
         with path.open("ab", buffering=0) as file:
-            whole = file.seek(0, io.SEEK_END) if file.seekable() else None
+            end = file.seek(0, io.SEEK_END) if file.seekable() else None
             try:
                 while line:
                     line = line[file.write(line) :]
             except BaseException:
-                if whole is not None:
-                    file.truncate(whole)  # no partial rows
+                if end is not None:
+                    file.truncate(end)  # no partial rows
                 raise
     except OSError as error:
         problem = cannot_be_written(path, error)

@@ -58,23 +58,23 @@ class TorchTransport(Transport):
         return self._finished(exchange)
 
     def collective(self, operation: str, n_elements: int) -> Action:
-        whole, part = self._buffer(n_elements), self._buffer(n_elements // self.size)
+        full, part = self._buffer(n_elements), self._buffer(n_elements // self.size)
         out = self._buffer(n_elements if operation == "all_to_all" else 0)
         # names since PyTorch 2.13, and the earlier ones
         gather_all = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         scatter_sum = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        parts = list(whole.chunk(self.size)) if self.rank == 0 else None
-        known: dict[str, Action] = {
-            "all_reduce": lambda: dist.all_reduce(whole),
-            "broadcast": lambda: dist.broadcast(whole, 0),
-            "all_gather": lambda: gather_all(whole, part),
-            "all_to_all": lambda: dist.all_to_all_single(whole, out),
-            "reduce_scatter": lambda: scatter_sum(part, whole),
-            "reduce": lambda: dist.reduce(whole, 0),
+        parts = list(full.chunk(self.size)) if self.rank == 0 else None
+        actions: dict[str, Action] = {
+            "all_reduce": lambda: dist.all_reduce(full),
+            "broadcast": lambda: dist.broadcast(full, 0),
+            "all_gather": lambda: gather_all(full, part),
+            "all_to_all": lambda: dist.all_to_all_single(full, out),
+            "reduce_scatter": lambda: scatter_sum(part, full),
+            "reduce": lambda: dist.reduce(full, 0),
             "gather": lambda: dist.gather(part, parts, 0),
             "scatter": lambda: dist.scatter(part, parts, 0),
         }
-        return self._finished(known[operation])
+        return self._finished(actions[operation])
 
     def lacking(self) -> tuple[str, ...]:
         """Try each collective: gloo's depend on PyTorch's version, and missing ones fail on all ranks."""

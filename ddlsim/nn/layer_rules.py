@@ -43,9 +43,9 @@ def held_to_rules(layer: object, in_shape: tuple[int, ...], n: int = 3) -> None:
 
     def outputs(at: Mapping[str, Array], train: bool) -> tuple[Array, object]:
         draws = np.random.default_rng(3) if train else None  # the same for all
-        given = {"train": train, "buffers": None if train else buffers, "rng": draws}
-        more = {name: given[name] for name in takes}
-        out, kept, *batch = rule.forward(at["x"], {name: at[name] for name in start}, **more)
+        available = {"train": train, "buffers": None if train else buffers, "rng": draws}
+        options = {name: available[name] for name in takes}
+        out, kept, *batch = rule.forward(at["x"], {name: at[name] for name in start}, **options)
         told = not (train and buffers) or (batch and batch[0].keys() == buffers.keys())
         need(bool(told), owner, f"while training, forward must return the batch's {sorted(buffers)} as a third value")
         return np.asarray(out), kept
@@ -71,7 +71,7 @@ def held_to_rules(layer: object, in_shape: tuple[int, ...], n: int = 3) -> None:
         direction = rng.normal(size=wanted) / np.sqrt(point[name].size)
         ahead, back = ({**point, name: point[name] + sign * STEP * direction} for sign in (1.0, -1.0))
         slope = float(np.sum(dy * (outputs(ahead, True)[0] - outputs(back, True)[0]))) / (2.0 * STEP)
-        given = float(np.sum(gradient * direction))
-        wrong = f"the gradient of {name!r} is {given:.6g} in a direction in which finite differences give {slope:.6g}"
-        need(bool(np.isclose(given, slope, rtol=TOLERANCE, atol=1e-7)), owner, wrong)
+        actual = float(np.sum(gradient * direction))
+        wrong = f"the gradient of {name!r} is {actual:.6g} in a direction in which finite differences give {slope:.6g}"
+        need(bool(np.isclose(actual, slope, rtol=TOLERANCE, atol=1e-7)), owner, wrong)
     need(set(slopes) == set(start), owner, f"backward returns gradients of {sorted(slopes)}, not of {sorted(start)}")

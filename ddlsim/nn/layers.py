@@ -528,21 +528,21 @@ class Pure:
     stream: int
 
     def forward(self, x: Array, run: Pass) -> Array:
-        given: dict[str, object] = {"train": run.training, "buffers": None, "rng": None}
+        available: dict[str, object] = {"train": run.training, "buffers": None, "rng": None}
         if run.training and "rng" in asked_for(self.rule):
             if not run.streams:
                 raise ConfigError(
                     f"rng = None, but the layer {self.name!r} needs random numbers; pass a numpy Generator"
                 )
-            given["rng"] = run.streams[self.stream]
+            available["rng"] = run.streams[self.stream]
         if not run.training and run.state is not None:
-            given["buffers"] = {name: slot.of(run.state).copy() for name, slot in self.buffers.items()}
-        more: dict[str, Any] = {name: given[name] for name in asked_for(self.rule)}
+            available["buffers"] = {name: slot.of(run.state).copy() for name, slot in self.buffers.items()}
+        options: dict[str, Any] = {name: available[name] for name in asked_for(self.rule)}
         args = x.reshape(len(x), *self.in_shape), self._tensors(run.params)
-        out, self.kept, *found = cast("tuple[Any, ...]", self.rule.forward(*args, **more))
+        out, self.kept, *rest = cast("tuple[Any, ...]", self.rule.forward(*args, **options))
         self._fits("forward", "outputs", out, (len(x), *self.out_shape))
         if run.training and self.buffers:
-            statistics: Mapping[str, Array] = found[0] if found else {}
+            statistics: Mapping[str, Array] = rest[0] if rest else {}
             if statistics.keys() != self.buffers.keys():
                 raise ConfigError(
                     f"layer {self.name!r}: while training, forward must return the batch's {sorted(self.buffers)} as a "
@@ -571,8 +571,8 @@ class Pure:
         return {name: slot.of(params) for name, slot in self.slots.items()}
 
     def _fits(self, method: str, value: str, array: Array, shape: tuple[int, ...]) -> None:
-        if (found := np.shape(array)) != shape:
-            raise ConfigError(f"layer {self.name!r}: {method} returned {value} with shape {found}; expected {shape}")
+        if (actual := np.shape(array)) != shape:
+            raise ConfigError(f"layer {self.name!r}: {method} returned {value} with shape {actual}; expected {shape}")
 
 
 @dataclass

@@ -307,13 +307,13 @@ def channel_sums(
     for block in range((n + LANES - 1) // LANES):
         for c in range(channels):
             at = (block * channels + c) * plane_size(space)
-            found = simd.zeros(a, ONE, HALVES)
+            total = simd.zeros(a, ONE, HALVES)
             u, v, w = simd.splat(shift_a, c, ONE), simd.splat(scale_b, c, ONE), simd.splat(shift_b, c, ONE)
             for _ in range(space[0] * space[1]):
                 second = simd.fma(simd.load(b, at, HALVES), v, w)
-                found = simd.fma(simd.add(simd.load(a, at, HALVES), u), second, found)
+                total = simd.fma(simd.add(simd.load(a, at, HALVES), u), second, total)
                 at += LANES
-            simd.store(found, lanes, 0, 0, 1, HALVES)
+            simd.store(total, lanes, 0, 0, 1, HALVES)
             for lane in range(min(LANES, n - block * LANES)):
                 sums[c] += lanes[lane]
 

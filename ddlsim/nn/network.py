@@ -52,7 +52,7 @@ class Builder:
         """Number of token ids; 0 if samples are arbitrary numbers."""
         return self.embedding.shape[0] if self.embedding is not None else 0
 
-    def whole(self) -> nn.Chain:
+    def build(self) -> nn.Chain:
         """Return the whole network, with rows as input and output."""
         built = self._chain(self.model.structure, maps=False, follows="")
         self._lay_out(built, False, self.model.layers[-1].out_shape, input_grad=True)
@@ -446,8 +446,8 @@ class Network:
         batch = self._samples(x)
         n = len(batch)
         wanted = _writable(self._labels(labels, n))
-        gradient, loss, params = np.zeros(self.n_params, self.dtype), 0.0, self._own(params)
-        for part in self._parts(n, whole=bool(self.state_slots)):
+        gradient, loss, params = np.zeros(self.n_params, self.dtype), 0.0, self._copied(params)
+        for part in self._parts(n, at_once=bool(self.state_slots)):
             streams = () if rng is None or not self.n_streams else rng.spawn(self.n_streams)
             run = Pass(params, len(batch[part]), True, gradient, state, rng, streams)
             outputs = self._chain.forward(batch[part], run)
@@ -469,8 +469,8 @@ class Network:
         if state is not None:
             self._check_vector("state", state, len(self.initial_state))
         batch = self._samples(x)
-        outputs, params = np.empty((len(batch), self.n_outputs), self.dtype), self._own(params)
-        for part in self._parts(len(batch), whole=False):
+        outputs, params = np.empty((len(batch), self.n_outputs), self.dtype), self._copied(params)
+        for part in self._parts(len(batch), at_once=False):
             run = Pass(params, len(batch[part]), False, np.empty(0, self.dtype), state)
             outputs[part] = self._chain.forward(batch[part], run)
         return outputs
@@ -525,7 +525,7 @@ class Network:
             )
         return _writable(array.reshape(len(array), -1))
 
-    def _own(self, params: Array) -> Array:
+    def _copied(self, params: Array) -> Array:
         """Return a copy of `params`, so that compiled code receives a single array type."""
         copy = self._buffers.get("params", 1, self.n_params).reshape(-1)
         copy[:] = params
@@ -538,8 +538,8 @@ class Network:
                 f"expected shape ({size},) and type {self.dtype}"
             )
 
-    def _parts(self, n: int, *, whole: bool) -> Iterator[slice]:
-        step = n if whole else _CHUNK
+    def _parts(self, n: int, *, at_once: bool) -> Iterator[slice]:
+        step = n if at_once else _CHUNK
         return (slice(start, min(start + step, n)) for start in range(0, n, step))
 
 
@@ -548,9 +548,9 @@ def _float_type(value: Any, where: str) -> np.dtype[np.floating]:
         kind = np.dtype(value) if isinstance(value, str | type | np.dtype) else None
     except (TypeError, ValueError):
         kind = None
-    for known in (np.dtype(np.float32), np.dtype(np.float64)):
-        if kind is not None and kind == known:
-            return known
+    for allowed in (np.dtype(np.float32), np.dtype(np.float64)):
+        if kind is not None and kind == allowed:
+            return allowed
     raise ConfigError(f"{where} = {shown(value)}: must be float32 or float64")
 
 
@@ -576,7 +576,7 @@ def build_network(
     kind = cast("np.dtype[np.floating]", np.dtype(dtype))  # one of the two, see _float_type
     description = load_model(model)
     builder = Builder(description, kind)
-    chain = builder.whole()
+    chain = builder.build()
     params, state = (initial_values(tensors, seed, kind) for tensors in (builder.parameters, builder.state))
     slots, state_slots = (tuple(p.slot for p in tensors) for tensors in (builder.parameters, builder.state))
     shares = (np.full(math.prod(p.slot.shape), 1.0 - p.momentum) for p in builder.state)

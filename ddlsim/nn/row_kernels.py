@@ -35,19 +35,19 @@ def product_transposed(x: _Floats, w: _Floats, out: _Floats, n: int, n_in: int, 
 
     If a tile exceeds the last row or column, it computes that one repeatedly but stores it once.
     """
-    whole = n_in // WIDTH * WIDTH
+    aligned = n_in // WIDTH * WIDTH
     out[:] = 0.0
     for u in range(0, n_out, 3):
         columns = simd.limited(_COLUMNS, n_out - 1 - u, n_in)
         for r in range(0, n, 4):
             rows = simd.limited(_ROWS, n - 1 - r, n_in)
             sums = simd.zeros(x, _ROWS, _COLUMNS)
-            for k in range(0, whole, WIDTH):
+            for k in range(0, aligned, WIDTH):
                 sums = simd.add_products(sums, x, r * n_in + k, rows, simd.load(w, u * n_in + k, columns))
             simd.add_totals(sums, out, r * n_out + u, n_out, n - r, 1, n_out - u, _COLUMNS)
-    for r in range(n if whole < n_in else 0):
+    for r in range(n if aligned < n_in else 0):
         for u in range(n_out):
-            for k in range(whole, n_in):
+            for k in range(aligned, n_in):
                 out[r * n_out + u] += x[r * n_in + k] * w[u * n_in + k]
 
 

@@ -104,7 +104,7 @@ def _elementwise(operate, *tiles):
 
     def generate(context, builder, signature, args):
         parts = [_items(builder, tile) * (kind.count // tile.type.count) for tile in args]
-        return context.make_tuple(builder, kind, [operate(builder, *each) for each in zip(*parts, strict=True)])
+        return context.make_tuple(builder, kind, [operate(builder, *items) for items in zip(*parts, strict=True)])
 
     return kind(*tiles), generate
 
@@ -139,7 +139,7 @@ def _column(read, array, rows):
 
     def generate(context, builder, signature, args):
         at = [builder.add(args[1], row) for row in _items(builder, args[2])]
-        return context.make_tuple(builder, kind, [read(context, builder, array, args[0], each) for each in at])
+        return context.make_tuple(builder, kind, [read(context, builder, array, args[0], offset) for offset in at])
 
     return kind(array, types.intp, rows), generate
 
@@ -185,8 +185,8 @@ def limited(typing_context, rows, last, step):
     def generate(context, builder, signature, args):
         tile, last, step = args
         below = [(row, builder.icmp_signed("<", row, last)) for row in _items(builder, tile)]
-        found = [builder.mul(builder.select(is_below, row, last), step) for row, is_below in below]
-        return context.make_tuple(builder, rows, found)
+        offsets = [builder.mul(builder.select(is_below, row, last), step) for row, is_below in below]
+        return context.make_tuple(builder, rows, offsets)
 
     return rows(rows, types.intp, types.intp), generate
 
@@ -195,11 +195,11 @@ def _products(read, tile, array, rows, vectors):
     """Return the type and the code of an operation that adds products of an array's elements and vectors to a tile."""
 
     def generate(context, builder, signature, args):
-        sums, columns, found = _items(builder, args[0]), _items(builder, args[4]), list[Any]()
+        sums, columns, totals = _items(builder, args[0]), _items(builder, args[4]), list[Any]()
         for row in _items(builder, args[3]):
             factor = read(context, builder, array, args[1], builder.add(args[2], row))
-            found += [_fma(builder, factor, column, sums[len(found) + j]) for j, column in enumerate(columns)]
-        return context.make_tuple(builder, tile, found)
+            totals += [_fma(builder, factor, column, sums[len(totals) + j]) for j, column in enumerate(columns)]
+        return context.make_tuple(builder, tile, totals)
 
     return tile(tile, array, types.intp, rows, vectors), generate
 

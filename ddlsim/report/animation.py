@@ -80,8 +80,8 @@ def animate(schedule: Schedule, path: str | Path | None = None, *, seconds: floa
     """
     kind = None if path is None else Path(path).suffix.lower()
     if kind is not None and kind not in GIFS + PAGES:
-        known = ", ".join(GIFS + PAGES)
-        raise ConfigError(f"{path}: unknown animation format; use one of {known}")
+        formats = ", ".join(GIFS + PAGES)
+        raise ConfigError(f"{path}: unknown animation format; use one of {formats}")
     frames = Frames(schedule, _played(schedule))
     numbers = [*range(len(frames.played)), *[len(frames.played) - 1] * (LAST - 1)]
 
@@ -120,7 +120,7 @@ class Frames:
         self._schedule, self.played = schedule, played
         n_ranks, n_chunks = played[0].whole.shape
         width, height = np.clip((2.2 + 0.62 * n_chunks, 1.7 + 0.42 * n_ranks), (5.4, 3.2), (14.0, 10.0)).tolist()
-        self.figure, self._axes = made, axes = single(width, height)
+        self.figure, self._axes = fig, axes = single(width, height)
         axes.set(xlim=(-0.5, n_chunks - 0.5), ylim=(n_ranks - 0.5, -0.5))
         axes.set_xticks(range(0, n_chunks, 1 + (n_chunks - 1) // 24))
         axes.set_yticks(range(0, n_ranks, 1 + (n_ranks - 1) // 32))
@@ -138,13 +138,13 @@ class Frames:
                 line: Any = {"color": SENT, "marker": ">", "markersize": 4, "linestyle": style}
                 handles.append(Line2D([], [], label=f"sent, {label}", **line))
         look: Any = {"ncols": 3 if n_chunks > 4 else 2, "fontsize": 8, "frameon": False, "handlelength": 2.8}
-        made.legend(handles=handles, loc="outside lower center", **look)
+        fig.legend(handles=handles, loc="outside lower center", **look)
         axes.set_title("two\nlines", fontsize=9)
         axes.hlines(np.arange(1, n_ranks) - 0.5, -0.5, n_chunks - 0.5, color="#888888", linewidth=0.5)
         axes.vlines(np.arange(1, n_chunks) - 0.5, -0.5, n_ranks - 0.5, color="#888888", linewidth=0.5)
-        made.set_dpi(DPI)
-        made.draw_without_rendering()
-        made.set_layout_engine("none")  # frames must not move
+        fig.set_dpi(DPI)
+        fig.draw_without_rendering()
+        fig.set_layout_engine("none")  # frames must not move
 
     def draw(self, number: int) -> Axes:
         """Draw the state after round `number`, with the chunks that it moved."""
@@ -189,7 +189,7 @@ def _arrow(reduced: bool, **more: Any) -> dict[str, Any]:
 def _arrows(state: State) -> list[tuple[int, int, float, bool]]:
     """Return sender, receiver, x and whether combined for each arrow. In a chunk's column, arrows that point down are
     right of the numbers, the others left; overlapping ones are next to each other."""
-    found: list[tuple[int, int, float, bool]] = []
+    arrows: list[tuple[int, int, float, bool]] = []
     for chunk in np.unique(state.chunk).tolist():
         of = np.flatnonzero(state.chunk == chunk)
         for down in (True, False):
@@ -202,17 +202,17 @@ def _arrows(state: State) -> list[tuple[int, int, float, bool]]:
                 place[i] = column
             for i, column in place.items():
                 away = 0.2 + 0.24 * (column + 0.5) / len(ends)
-                found.append(
+                arrows.append(
                     (int(state.src[i]), int(state.dst[i]), chunk + (away if down else -away), bool(state.reduced[i]))
                 )
-    return found
+    return arrows
 
 
 def messages_of(state: State) -> list[tuple[int, int, bool, list[int]]]:
     """Return the messages of a state's round: sender, receiver, whether data are combined, chunks in order."""
     columns = state.src, state.dst, state.reduced, state.chunk
-    found = sorted(set(zip(*(column.tolist() for column in columns), strict=True)))
-    return [(*key, [chunk for *_, chunk in group]) for key, group in groupby(found, lambda message: message[:3])]
+    messages = sorted(set(zip(*(column.tolist() for column in columns), strict=True)))
+    return [(*key, [chunk for *_, chunk in group]) for key, group in groupby(messages, lambda message: message[:3])]
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -229,8 +229,8 @@ def ring_of_ranks(state: State) -> Axes:
     angles = 2.0 * np.pi * np.arange(n_ranks) / n_ranks
     at = np.stack([np.sin(angles), np.cos(angles)], axis=1)
     size = min(34.0, 250.0 / n_ranks)  # diameter of a rank in points
-    made, axes = single(4.0, 4.0)
-    made.set_layout_engine("none")
+    fig, axes = single(4.0, 4.0)
+    fig.set_layout_engine("none")
     axes.set_position((0.0, 0.0, 1.0, 1.0))
     axes.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3))
     axes.set_axis_off()

@@ -200,10 +200,10 @@ def _places(
     machines, place = np.unique(below if grouped else host[below], return_inverse=True)
     heights = np.unique(y[below])
     layers = [[below[(place == i) & (y[below] == height)] for height in heights] for i in range(len(machines))]
-    widths = np.array([max(map(len, found)) + 0.6 * (len(below) > len(machines)) for found in layers])
+    widths = np.array([max(map(len, rows)) + 0.6 * (len(below) > len(machines)) for rows in layers])
     ends = np.cumsum(widths) / widths.sum()
-    for found, end, width in zip(layers, ends.tolist(), (widths / widths.sum()).tolist(), strict=True):
-        for members in found:
+    for rows, end, width in zip(layers, ends.tolist(), (widths / widths.sum()).tolist(), strict=True):
+        for members in rows:
             spread = (np.arange(len(members)) + 0.5) / max(len(members), 1) - 0.5
             x[members] = end - width / 2 + 0.85 * width * spread
     a, b = item_of[cluster.link_src], item_of[cluster.link_dst]
@@ -267,7 +267,7 @@ def cluster_plot(result: Result | Cluster, path: str | Path | None = None) -> Ax
         use = np.asarray(use[cluster.link_channel])
     items = arranged(cluster)
     lines = joints(cluster, items)
-    made, axes = single(10.0, 5.8)
+    fig, axes = single(10.0, 5.8)
     _draw_frames(items, lines, axes)
     _draw_lines(cluster, items, lines, use, axes)
     marks = _draw_items(cluster, items, use, axes)
@@ -284,7 +284,7 @@ def cluster_plot(result: Result | Cluster, path: str | Path | None = None) -> Ax
     if items.grouped:  # a single column is centred
         axes.set_xlim(-0.05, 1.05)
     handles = [*marks, *_kinds_of_links(cluster, items, lines)]
-    made.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 4), fontsize=8)
+    fig.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 4), fontsize=8)
     return saved(axes, path)
 
 
@@ -357,8 +357,8 @@ def _draw_lines(cluster: Cluster, items: Items, lines: Joints, use: Floats | Non
         noted(axes, text, (float(x), float(y)), (away, 0), ha=side, va="center", zorder=3, bbox=box)
     if use is None or not n:
         flat = [stroke for strokes in paths for stroke in strokes]
-        each = np.repeat(width, [len(strokes) for strokes in paths]) if n else width
-        axes.add_collection(LineCollection(flat, colors="#888888", linewidths=each, zorder=1))
+        stroke_widths = np.repeat(width, [len(strokes) for strokes in paths]) if n else width
+        axes.add_collection(LineCollection(flat, colors="#888888", linewidths=stroke_widths, zorder=1))
         return
     used = np.array([use[part].max() for part in lines.links])
     order = np.argsort(used, kind="stable")
@@ -388,10 +388,10 @@ def _labels_of_groups(cluster: Cluster, items: Items, lines: Joints) -> dict[int
         text = "\n".join(f"{max(n // 2, 1):,} x {si(8.0 * speed, 'bit/s', 3)}" for speed, n in speeds.most_common())
         sizes = {end: _n_of(cluster, items, end) for end in (a, b)}
         for end, n in sorted(sizes.items(), key=lambda item: -item[1]):
-            each, rest = divmod(int(lines.cables[i]), n)
-            if a != b and n > 1 and each > 1 and not rest:
+            per_end, rest = divmod(int(lines.cables[i]), n)
+            if a != b and n > 1 and per_end > 1 and not rest:
                 noun = "machine" if cluster.host_of[items.nodes[end][0]] >= 0 else "switch"
-                text += f"\n{each} of each {noun}"
+                text += f"\n{per_end} of each {noun}"
                 break
         labels[i] = text
     return labels
@@ -406,22 +406,22 @@ def _n_of(cluster: Cluster, items: Items, item: int) -> int:
 def _kinds_of_links(cluster: Cluster, items: Items, lines: Joints) -> list[Line2D]:
     """Return legend entries with the number of drawn links of each kind and bandwidth."""
     fastest = float(lines.bandwidth.max()) if len(lines.bandwidth) else 1.0
-    found = Counter[tuple[str, float]]()
+    counts = Counter[tuple[str, float]]()
     in_line: dict[tuple[str, float], set[int]] = {}
     for part, n in zip(lines.links, lines.cables.tolist(), strict=True):
         sorts = Counter((cluster.link_kind[link], float(cluster.link_bandwidth[link])) for link in part.tolist())
-        found += sorts
+        counts += sorts
         for sort in sorts:
             in_line.setdefault(sort, set()).add(n)
     entries = []
-    for (kind, bandwidth), n in found.most_common(N_KINDS):
-        in_each = in_line[kind, bandwidth]
-        each = f", {in_each.pop()} in each line" if len(in_each) == 1 and in_each != {1} and not items.grouped else ""
-        label = f"{kind}, {si(8.0 * bandwidth, 'bit/s', 3)} ({max(n // 2, 1):,}{each})"
+    for (kind, bandwidth), n in counts.most_common(N_KINDS):
+        sizes = in_line[kind, bandwidth]
+        per_line = f", {sizes.pop()} in each line" if len(sizes) == 1 and sizes != {1} and not items.grouped else ""
+        label = f"{kind}, {si(8.0 * bandwidth, 'bit/s', 3)} ({max(n // 2, 1):,}{per_line})"
         width = 3.0 * (0.25 + 0.75 * (bandwidth / fastest) ** 0.5)
         entries.append(Line2D([], [], color="#888888", linewidth=width, label=drawn(label)))
-    if len(found) > N_KINDS:
-        entries.append(Line2D([], [], linestyle="", label=f"and {len(found) - N_KINDS} more kinds of links"))
+    if len(counts) > N_KINDS:
+        entries.append(Line2D([], [], linestyle="", label=f"and {len(counts) - N_KINDS} more kinds of links"))
     if _is_grid(cluster, items) and max(cluster.grid) > 2:
         entries.append(Line2D([], [], linestyle="", label="ends that stick out: links that go around"))
     return entries
@@ -440,8 +440,8 @@ def _draw_items(cluster: Cluster, items: Items, use: Floats | None, axes: Axes) 
     kind = np.array(items.kind)
     size = float(np.clip(6000.0 / max(len(kind), 1), 8.0, 120.0 if not items.grouped else 220.0))
     inside = None if use is None else _inside(cluster, items, use)
-    made = axes.figure
-    assert made is not None
+    fig = axes.figure
+    assert fig is not None
     for name, (marker, colour, label) in _MARKS.items():
         at = np.flatnonzero(kind == name)
         if not len(at):
@@ -460,7 +460,7 @@ def _draw_items(cluster: Cluster, items: Items, use: Floats | None, axes: Axes) 
         look: Any = {"s": size, "marker": marker, "edgecolors": "#333333", "linewidths": 0.5, "zorder": 2}
         several = [i for i in at.tolist() if items.grouped and _n_of(cluster, items, i) > 1]
         for away in (6.0, 3.0):  # drawn as a stack
-            behind = axes.transData + ScaledTranslation(away / 72.0, away / 72.0, made.dpi_scale_trans)
+            behind = axes.transData + ScaledTranslation(away / 72.0, away / 72.0, fig.dpi_scale_trans)
             axes.scatter(items.x[several], items.y[several], c=colour, transform=behind, **look)
         axes.scatter(items.x[at], items.y[at], c=fill, **look)
         edge: Any = {"markeredgecolor": "#333333", "markeredgewidth": 0.5, "markersize": 7, "linestyle": ""}

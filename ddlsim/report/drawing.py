@@ -92,15 +92,15 @@ class Panel(Axes):
 
 def figure(width: float, height: float) -> Figure:
     """Return an empty figure for drawing without a display; width and height are in inches."""
-    made = Picture(figsize=(width, height), layout="constrained", dpi=150)
-    FigureCanvasAgg(made)
-    return made
+    fig = Picture(figsize=(width, height), layout="constrained", dpi=150)
+    FigureCanvasAgg(fig)
+    return fig
 
 
 def single(width: float, height: float) -> tuple[Figure, Axes]:
     """Return a :func:`figure` with one pair of axes."""
-    made = figure(width, height)
-    return made, made.subplots()
+    fig = figure(width, height)
+    return fig, fig.subplots()
 
 
 def some_of(n: int, most: int) -> list[int]:
@@ -109,12 +109,12 @@ def some_of(n: int, most: int) -> list[int]:
     return numbers
 
 
-def style_legend(made: Figure | SubFigure, styles: Iterable[Sequence[str]], ncols: int = 4, *more: Patch) -> None:
+def style_legend(fig: Figure | SubFigure, styles: Iterable[Sequence[str]], ncols: int = 4, *more: Patch) -> None:
     """Add a legend of colours and hatches below a figure."""
     handles = [
         Patch(facecolor=colour, hatch=2 * hatch, edgecolor="white", label=text) for colour, hatch, text in styles
     ]
-    made.legend(handles=[*handles, *more], loc="outside lower center", ncols=ncols, fontsize=8)
+    fig.legend(handles=[*handles, *more], loc="outside lower center", ncols=ncols, fontsize=8)
 
 
 def saved(axes: Axes, path: str | Path | None) -> Axes:
@@ -123,32 +123,32 @@ def saved(axes: Axes, path: str | Path | None) -> Axes:
     Raises ConfigError if it cannot be written, or for an unknown format.
     """
     if path is not None:
-        path, made = Path(path), axes.get_figure(root=True)
-        assert made is not None
-        kind, known = path.suffix[1:].lower(), made.canvas.get_supported_filetypes()
+        path, fig = Path(path), axes.get_figure(root=True)
+        assert fig is not None
+        kind, suffixes = path.suffix[1:].lower(), fig.canvas.get_supported_filetypes()
         if not kind:  # as in matplotlib: without a suffix, a PNG
             kind, path = "png", path.with_name(f"{path.name}.png") if path.is_file() or not path.exists() else path
-        if kind not in known:
-            formats = ", ".join(f".{suffix}" for suffix in sorted(known))
+        if kind not in suffixes:
+            formats = ", ".join(f".{suffix}" for suffix in sorted(suffixes))
             raise ConfigError(f"{path}: unknown image format; use one of {formats}")
         with replacing(path) as file:
-            made.savefig(file, format=kind)
+            fig.savefig(file, format=kind)
     return axes
 
 
 def svg_uri(axes: Axes) -> str:
     """Return the figure of these axes as the data URI of an SVG picture; equal drawings yield equal texts."""
-    made = axes.get_figure(root=True)
+    fig = axes.get_figure(root=True)
     out = io.BytesIO()
-    assert made is not None
+    assert fig is not None
     with mpl.rc_context({"svg.hashsalt": "ddlsim"}):
-        made.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+        fig.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     return f"data:image/svg+xml;base64,{base64.b64encode(out.getvalue()).decode('ascii')}"
 
 
-def titled(made: Figure, title: str) -> None:
+def titled(fig: Figure, title: str) -> None:
     """Add a title for the whole figure, wrapped to as many lines as necessary, so that it is not cut off."""
-    made.suptitle(drawn(textwrap.fill(title, int(11.0 * made.get_figwidth()))), fontsize=9)
+    fig.suptitle(drawn(textwrap.fill(title, int(11.0 * fig.get_figwidth()))), fontsize=9)
 
 
 def described(result: Result) -> str:

@@ -145,11 +145,11 @@ def timeline(
             f"{result.simulated_time:.6g} s"
         )
     rows = tracks(result, n_workers)
-    made, axes = single(9.0, 1.6 + 0.28 * len(rows))
+    fig, axes = single(9.0, 1.6 + 0.28 * len(rows))
     bars = bars_of(result, {track: float(i) for i, track in enumerate(rows)}, begin, stop)
     draw(axes, bars, styles_of(result.shares), dict(enumerate(rows)), (begin, stop))
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    titled(made, f"{described(result)}: {result.experiment.strategy.label}")
+    titled(fig, f"{described(result)}: {result.experiment.strategy.label}")
     return saved(axes, path)
 
 
@@ -189,7 +189,7 @@ def jobs_timeline(
         )
     bars, ticks, low = list[Bar](), dict[float, str](), 0.0
     shown = [some_of(result.n_workers, n_workers) for *_, result in bands]
-    made, axes = single(9.0, 1.8 + 0.24 * sum(map(len, shown)) + 0.2 * len(bands))
+    fig, axes = single(9.0, 1.8 + 0.24 * sum(map(len, shown)) + 0.2 * len(bands))
     for (name, begin, result), ranks in zip(bands, shown, strict=True):
         rows = {f"worker {rank}": low + i + 0.5 for i, rank in enumerate(ranks)}
         bars += bars_of(result, rows, since, until, since=begin)
@@ -202,7 +202,7 @@ def jobs_timeline(
     draw(axes, bars, styles_of(kinds, transfers=False), ticks, (since, until))
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(low - _GAP / 2, -_GAP / 2)
-    titled(made, f"{count(len(bands), 'job')} on {bands[0][2].cluster.name}")
+    titled(fig, f"{count(len(bands), 'job')} on {bands[0][2].cluster.name}")
     return saved(axes, path)
 
 

@@ -106,14 +106,14 @@ def reasons(table: Table) -> list[tuple[str, int, str, list[str]]]:
     """Return status, number of points, reason and configurations of points that were skipped or have failed, failures
     first, the most frequent reason first."""
     frame, fields = table.frame, varied(table)
-    found = []
+    groups = []
     for status in ("failed", "skipped", "missing"):
         rows = frame[frame["status"] == status]
         by_error = sorted(rows.groupby("error", sort=False), key=lambda item: -len(item[1]))
         for error, part in by_error:
             named = list(dict.fromkeys(label_of(row, fields) for _, row in part.iterrows()))
-            found.append((status, len(part), str(error), named))
-    return found
+            groups.append((status, len(part), str(error), named))
+    return groups
 
 
 def manifests_of(table: Table) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
@@ -126,15 +126,15 @@ def manifests_of(table: Table) -> tuple[dict[str, str], dict[str, dict[str, str]
         settings = {**member.settings, "seed": member.seed}
         text = table.experiments.get(member.key)
         fields = json.loads(text) if text else None
-        found = flattened(fields if isinstance(fields, dict) else settings)
-        leaves[member.key] = {path: json.dumps(value, ensure_ascii=False) for path, value in found.items()}
+        flat = flattened(fields if isinstance(fields, dict) else settings)
+        leaves[member.key] = {path: json.dumps(value, ensure_ascii=False) for path, value in flat.items()}
     first = next(iter(leaves.values()), {})
-    shared = {path: value for path, value in first.items() if all(own.get(path) == value for own in leaves.values())}
-    own = {
-        key: {path: value for path, value in found.items() if path not in shared} | {"key": json.dumps(key)}
-        for key, found in leaves.items()
+    shared = {path: value for path, value in first.items() if all(run.get(path) == value for run in leaves.values())}
+    differing = {
+        key: {path: value for path, value in values.items() if path not in shared} | {"key": json.dumps(key)}
+        for key, values in leaves.items()
     }
-    return shared, own
+    return shared, differing
 
 
 def _is_worth(rows: pd.DataFrame, name: str) -> bool:
@@ -272,19 +272,19 @@ def html_report(
     parts = tasks(table)
     of_task = [labels.task_of(row, labels.task_fields(table)) for _, row in summary.iterrows()]
     rows = {name: [i for i, task in enumerate(of_task) if task == name] for name, _ in parts}
-    found = [_findings(name, part, rows[name], metric, question) for name, part in parts]
-    in_front = [row for each in found for group, *_ in each.front for row in group]
+    findings = [_findings(name, part, rows[name], metric, question) for name, part in parts]
+    in_front = [row for finding in findings for group, *_ in finding.front for row in group]
     drawn = [
         dataclasses.replace(picture, title=f"{name}: {picture.title}" if name else picture.title)
-        for i, ((name, part), each) in enumerate(zip(parts[:N_TASKS], found, strict=False))
-        for picture in pictures(part, metric, sensitivities if i == 0 else (), each.best)
+        for i, ((name, part), finding) in enumerate(zip(parts[:N_TASKS], findings, strict=False))
+        for picture in pictures(part, metric, sensitivities if i == 0 else (), finding.best)
     ]
-    common, own = manifests_of(table)
+    common, differing = manifests_of(table)
     return environment.get_template("report.html").render(
         title=title or _title(common),
         question=question or _question(table, fields),
         version=ddlsim.__version__,
-        found=found,
+        findings=findings,
         names=names,
         n_tasks_undrawn=max(0, len(parts) - N_TASKS),
         cost=labels.cost_line(table),
@@ -297,7 +297,7 @@ def html_report(
         n_named=N_NAMED,
         pictures=drawn,
         configurations=configurations(table, in_front),
-        runs=runs(table, own),
+        runs=runs(table, differing),
         common=common,
         reasons=reasons(table),
         remarks=[(kind, _remarks(table, kind)) for kind in ("warnings", "notes")],

@@ -52,15 +52,15 @@ def plot_learning(
     if not series:
         raise ConfigError("plot_learning: results is empty; pass at least one run")
     curves = {label: _curves(result, x) for label, result in series.items()}
-    largest = max(float(curve.index.max()) for each in curves.values() for curve in each.values() if len(curve))
+    largest = max(float(curve.index.max()) for history in curves.values() for curve in history.values() if len(curve))
     scale, unit = next((size, name) for least, size, name in _UNITS[x] if largest >= least)
-    made = figure(9.0, 3.8)
-    left, right = made.subplots(1, 2)
-    for i, (label, each) in enumerate(curves.items()):
-        _line(left, 100.0 * each["accuracy"], scale, i, label)
-        _line(right, each["loss"], scale, i, "held-out samples" if len(curves) == 1 else label)
+    fig = figure(9.0, 3.8)
+    left, right = fig.subplots(1, 2)
+    for i, (label, history) in enumerate(curves.items()):
+        _line(left, 100.0 * history["accuracy"], scale, i, label)
+        _line(right, history["loss"], scale, i, "held-out samples" if len(curves) == 1 else label)
         if len(curves) == 1:
-            _line(right, each["train_loss"], scale, i + 1, "training batches")
+            _line(right, history["train_loss"], scale, i + 1, "training batches")
     targets = {r.experiment.training.target_accuracy for r in series.values() if r.experiment.training is not None}
     for target in targets - {None}:
         left.axhline(100.0 * float(target or 0.0), **DOTTED)
@@ -73,7 +73,7 @@ def plot_learning(
     right.set_ylabel("loss on held-out samples" if len(curves) > 1 else "loss")
     right.set_ylim(bottom=0.0)
     right.legend(fontsize=8)
-    titled(made, _title(series))
+    titled(fig, _title(series))
     return saved(left, path), right
 
 
@@ -105,5 +105,5 @@ def _title(series: Mapping[str, Result | Seeds]) -> str:
         titles.append(title)
     counts = {len(result.runs) for result in series.values() if isinstance(result, Seeds)}
     seeds = f"; mean of {counts.pop()} seeds, 95 % interval" if len(counts) == 1 else ""
-    own = f"{next(iter(series))}: " if len(series) == 1 else ""
-    return own + (titles[0] if len(set(titles)) == 1 else "") + seeds
+    prefix = f"{next(iter(series))}: " if len(series) == 1 else ""
+    return prefix + (titles[0] if len(set(titles)) == 1 else "") + seeds

@@ -45,8 +45,8 @@ def scaling(
     if not results or (isinstance(results, Mapping) and not all(results.values())):
         raise ConfigError("scaling: results is empty; pass a result for each number of workers")
     series = results if isinstance(results, Mapping) else {results[0].experiment.strategy.label: results}
-    made = figure(9.0, 3.8)
-    left, right = made.subplots(1, 2)
+    fig = figure(9.0, 3.8)
+    left, right = fig.subplots(1, 2)
     first = next(iter(series.values()))
     workers = sorted({r.n_workers for rs in series.values() for r in rs})
     ideal = [first[0].single_throughput * n for n in workers]
@@ -63,7 +63,7 @@ def scaling(
     left.legend(fontsize=8)
     right.set(ylabel="scaling efficiency (%)", ylim=(0.0, 105.0))
     right.axhline(100.0, **DOTTED)
-    titled(made, described(first[0]))
+    titled(fig, described(first[0]))
     return saved(left, path), right
 
 
@@ -72,7 +72,7 @@ def breakdown(results: Mapping[str, Result], path: str | Path | None = None) -> 
     """Draw how the workers of each labelled result spent their time, as stacked bars (% of the wall time)."""
     if not results:
         raise ConfigError("breakdown: results is empty; pass a labelled result for each bar")
-    made, axes = single(max(1.5 + 1.3 * len(results), 4.5), 3.8)
+    fig, axes = single(max(1.5 + 1.3 * len(results), 4.5), 3.8)
     kinds = {kind for result in results.values() for kind in result.shares}
     shares = {kind: np.array([100.0 * r.shares.get(kind, 0.0) for r in results.values()]) for kind in kinds}
     time_bars(axes, shares, 0.65, upright=True)
@@ -80,14 +80,14 @@ def breakdown(results: Mapping[str, Result], path: str | Path | None = None) -> 
         axes.annotate(percent(result.efficiency), (i, 101.0), ha="center", fontsize=8)
     axes.set_xticks(range(len(results)), [wrapped(label, 16) for label in results], fontsize=8)
     axes.set(ylabel="time of the workers (%)\nefficiency on top", ylim=(0.0, 110.0))
-    made.legend(loc="outside lower center", ncols=2, fontsize=8)
+    fig.legend(loc="outside lower center", ncols=2, fontsize=8)
     return saved(axes, path)
 
 
 @checked
 def step_times(result: Result, path: str | Path | None = None) -> Axes:
     """Draw the distribution of the step times, with mean and 95th percentile."""
-    made, axes = single(5.0, 3.4)
+    fig, axes = single(5.0, 3.4)
     times = 1e3 * result.step_times
     low, high = float(times.min()), float(times.max())
     if high - low < 1e-6 * high:  # without jitter only rounding differs, and no bins fit in between
@@ -97,5 +97,5 @@ def step_times(result: Result, path: str | Path | None = None) -> Axes:
         axes.axvline(value, color="#222222", linestyle=style, label=f"{label} {seconds(value / 1e3)}")
     axes.set(xlabel="step time (ms)", ylabel="steps")
     axes.legend(fontsize=8)
-    titled(made, described(result))
+    titled(fig, described(result))
     return saved(axes, path)

@@ -81,7 +81,7 @@ def nearest(result: Result) -> Comparison | None:
     if not workload.known:
         recomputed = contract.of(result.experiment.strategy).recomputes_layers()
         here["recomputation"] = _WITH if recomputed else _WITHOUT
-    found: list[tuple[float, Comparison]] = []
+    candidates: list[tuple[float, Comparison]] = []
     for row in _rows():
         ratio = abs(math.log2(workload.model.n_params / 1e9 / row.parameters))
         speed = result.mfu if row.unit == MFU else tokens * result.throughput / result.n_workers
@@ -92,8 +92,8 @@ def nearest(result: Result) -> Comparison | None:
         differs = {name: value for name, value in here.items() if value != there[name]}
         apart = ratio + 0.5 * len(differs.keys() & {"device", "precision", "stack"})
         apart += 0.25 * (abs(math.log2(tokens / row.sequence)) + abs(math.log2(result.n_workers / row.gpus)))
-        found.append((apart, Comparison(row, speed, differs)))
-    return min(found, key=lambda pair: pair[0])[1] if found else None
+        candidates.append((apart, Comparison(row, speed, differs)))
+    return min(candidates, key=lambda pair: pair[0])[1] if candidates else None
 
 
 def _kind(device: str) -> str:

@@ -73,15 +73,15 @@ def scaling(table: Table, path: str | Path | None = None, *, metric: str = "thro
     For throughput, a dotted line shows linear scaling from the best configuration with the fewest workers. Raises
     ConfigError if there are fewer than two numbers of workers, or more than :data:`N_SERIES` lines.
     """
-    known = table.known(metric)
-    counts = sorted(known["n_workers"].unique().tolist())
+    rows = table.known(metric)
+    counts = sorted(rows["n_workers"].unique().tolist())
     if len(counts) < 2:
         raise ConfigError(f"plot_scaling: all configurations have {counts[0]} workers; vary 'workers'")
-    groups = _series(known, [axis for axis in table.axes if axis != "workers"])
+    groups = _series(rows, [axis for axis in table.axes if axis != "workers"])
     axes, is_rate = _lines(groups, "n_workers", {n: float(n) for n in counts}, metric), metric == "throughput"
     worker_axis(axes, counts, _WIDTH)
     if is_rate:
-        first = known.loc[known["n_workers"] == counts[0], metric].max()
+        first = rows.loc[rows["n_workers"] == counts[0], metric].max()
         ideal = [first * n / counts[0] for n in counts]
         axes.plot(counts, ideal, label="ideal (linear)", **DOTTED)
     _scale(axes.yaxis, metric, is_rate)
@@ -97,14 +97,14 @@ def lines(table: Table, field: str, path: str | Path | None = None, *, metric: s
     """
     if field not in table.axes:
         raise unknown_name("varied field", field, table.axes)
-    known = table.known(metric)
-    values = known[field].drop_duplicates().tolist()
+    rows = table.known(metric)
+    values = rows[field].drop_duplicates().tolist()
     numbers = labels.numbers_of(values)
     places = {value: float(i) for i, value in enumerate(values)} if numbers is None else numbers
     if len(places) < 2:
         value = next(iter(places))
         raise ConfigError(f"plot_lines: all configurations have {field} = {value}; vary {field!r}")
-    groups = _series(known, [axis for axis in table.axes if axis != field])
+    groups = _series(rows, [axis for axis in table.axes if axis != field])
     axes = _lines(groups, field, places, metric, joined=numbers is not None)
     if numbers is None:
         axes.set_xlim(-0.5, len(values) - 0.5)
@@ -120,7 +120,7 @@ def lines(table: Table, field: str, path: str | Path | None = None, *, metric: s
         axes.set_xticks(at, [drawn(text) for text in shown], fontsize=8)
     axes.minorticks_off()
     axes.set_xlabel(drawn(labels.label_of_axis(field, table.axes, unit)))
-    _scale(axes.yaxis, metric, _is_logarithmic(known, metric))
+    _scale(axes.yaxis, metric, _is_logarithmic(rows, metric))
     return _finished(axes, path, legend=len(groups) > 1)
 
 
@@ -150,9 +150,9 @@ def _finished(axes: Axes, path: str | Path | None, *, legend: bool = True) -> Ax
     return saved(axes, path)
 
 
-def _is_logarithmic(known: pd.DataFrame, metric: str) -> bool:
+def _is_logarithmic(rows: pd.DataFrame, metric: str) -> bool:
     """Return whether the axis of a metric is logarithmic; axes of shares and counts are linear from 0."""
-    return bool(METRICS[metric].unit) and is_wide(known[metric].tolist())
+    return bool(METRICS[metric].unit) and is_wide(rows[metric].tolist())
 
 
 def _scale(axis: Axis, metric: str, log: bool) -> None:
@@ -189,19 +189,19 @@ def pareto(table: Table, x: str, y: str, path: str | Path | None = None) -> Axes
 
     Raises ConfigError for a metric that no configuration has.
     """
-    front, known = table.pareto(x, y), table.known(x, y)
+    front, rows = table.pareto(x, y), table.known(x, y)
     _, axes = single(9.5, 4.0)
-    axes.plot(known[x], known[y], linestyle="", marker="o", markersize=4, color="#bbbbbb", label="dominated")
+    axes.plot(rows[x], rows[y], linestyle="", marker="o", markersize=4, color="#bbbbbb", label="dominated")
     best = "Pareto front"
     axes.plot(front[x], front[y], label=best, color=COLOURS[0], marker="o", markersize=6, linestyle="--")
-    for i, rows in enumerate(labels.equal_in_front(table, x, y)):
-        place = float(rows[x].iloc[0]), float(rows[y].iloc[0])
+    for i, group in enumerate(labels.equal_in_front(table, x, y)):
+        place = float(group[x].iloc[0]), float(group[y].iloc[0])
         axes.annotate(str(i + 1), place, textcoords="offset points", xytext=(5, 5), fontsize=8)
-        label = f"{i + 1}: {label_of(rows.iloc[0], varied(table))}"
-        label += f" and {count(len(rows) - 1, 'other')} equal" if len(rows) > 1 else ""
+        label = f"{i + 1}: {label_of(group.iloc[0], varied(table))}"
+        label += f" and {count(len(group) - 1, 'other')} equal" if len(group) > 1 else ""
         axes.plot([], [], linestyle="", label=drawn(textwrap.fill(label, 44)))
     for axis, metric in ((axes.xaxis, x), (axes.yaxis, y)):
-        if _is_logarithmic(known, metric):
+        if _is_logarithmic(rows, metric):
             log_axis(axis)
         describe(axis, metric)
     return _finished(axes, path)
@@ -246,13 +246,13 @@ def heat_map(table: Table, x: str, y: str, path: str | Path | None = None, *, me
     is not varied or has more than :data:`N_CELLS` values.
     """
     columns, rows = _values(table, x), _values(table, y)
-    known = table.best(metric, n=len(table.members))  # best first
+    ranked = table.best(metric, n=len(table.members))  # best first
     cells = np.full((len(rows), len(columns)), np.nan)
-    for found_x, found_y, value in zip(known[x].map(plain), known[y].map(plain), known[metric], strict=True):
-        at = rows.index(found_y), columns.index(found_x)
+    for column, row, value in zip(ranked[x].map(plain), ranked[y].map(plain), ranked[metric], strict=True):
+        at = rows.index(row), columns.index(column)
         if math.isnan(cells[at]):
             cells[at] = value
-    made, axes = single(2.0 + 0.72 * max(len(columns), 4), 1.5 + 0.42 * max(len(rows), 3))
+    fig, axes = single(2.0 + 0.72 * max(len(columns), 4), 1.5 + 0.42 * max(len(rows), 3))
     axes.patch.set(hatch="///", facecolor="#ffffff", edgecolor="#bbbbbb")
     axes.pcolormesh(cells, cmap="cividis", edgecolors="white", linewidth=1.0)
     unit = _write_cells(axes, cells, metric)
@@ -264,7 +264,7 @@ def heat_map(table: Table, x: str, y: str, path: str | Path | None = None, *, me
     others = [labels.label_of_axis(axis, table.axes) for axis in varied(table) if axis not in (x, y)]
     title += f", the best over {', '.join(others)}" if others else ""
     title += "; hatched: no value" if np.isnan(cells).any() else ""
-    titled(made, title)
+    titled(fig, title)
     return saved(axes, path)
 
 
@@ -299,7 +299,7 @@ def breakdown(table: Table, path: str | Path | None = None, *, metric: str = "th
     """Draw the shares of the workers' time as bars, for the `n` best configurations by `metric`."""
     best = table.best(metric, n=n)
     fields = varied(table)
-    made, axes = single(8.0, 1.5 + 0.42 * len(best))
+    fig, axes = single(8.0, 1.5 + 0.42 * len(best))
     kinds = [name.removesuffix("_share") for name in best.columns if name.endswith("_share")]
     shares = {kind: 100.0 * np.nan_to_num(best[f"{kind}_share"].to_numpy(np.float64)) for kind in kinds}
     time_bars(axes, shares, 0.7, upright=False)
@@ -308,7 +308,7 @@ def breakdown(table: Table, path: str | Path | None = None, *, metric: str = "th
     named_rows(axes, [wrapped(label_of(row, fields), 44, 2) for _, row in best.iterrows()])
     axes.set(xlim=(0.0, 100.0), xlabel="time of the workers (%)")
     axes.set_title(f"{METRICS[metric].heading} on the right", fontsize=9, loc="right")
-    made.legend(loc="outside lower center", ncols=4, fontsize=8)
+    fig.legend(loc="outside lower center", ncols=4, fontsize=8)
     return saved(axes, path)
 
 
@@ -318,34 +318,34 @@ def one_change(table: Table, path: str | Path | None = None, *, metric: str = "t
     Each dot is a configuration of the study that differs from the best in this field only. Raises ConfigError if
     there is none, or if the best value is 0.
     """
-    known, best = table.known(metric), table.best(metric).iloc[0]
+    rows, best = table.known(metric), table.best(metric).iloc[0]
     if best[metric] == 0.0:
         raise ConfigError(f"one change: the best {metric} is 0, so relative changes are undefined")
-    found: list[tuple[str, list[tuple[float, str]]]] = []
+    bars: list[tuple[str, list[tuple[float, str]]]] = []
     for field in varied(table):
-        rows = labels.rows_of(table, known, best, besides=field)
-        changes = [(100.0 * (row[metric] / best[metric] - 1.0), plain(row[field])) for _, row in rows.iterrows()]
+        variants = labels.rows_of(table, rows, best, besides=field)
+        changes = [(100.0 * (row[metric] / best[metric] - 1.0), plain(row[field])) for _, row in variants.iterrows()]
         if len(changes) > 1:
-            found.append((field, sorted(changes)))
-    if not found:
+            bars.append((field, sorted(changes)))
+    if not bars:
         raise ConfigError("one change: no configuration of the study differs from the best one in a single field")
-    found.sort(key=lambda item: item[1][0][0] - item[1][-1][0])
-    made, axes = single(8.0, 1.3 + 0.5 * len(found))
-    for i, (_, changes) in enumerate(found):
+    bars.sort(key=lambda item: item[1][0][0] - item[1][-1][0])
+    fig, axes = single(8.0, 1.3 + 0.5 * len(bars))
+    for i, (_, changes) in enumerate(bars):
         (low, low_text), (high, high_text) = changes[0], changes[-1]
         axes.barh(i, high - low, left=low, color="#cfdceb", edgecolor=COLOURS[0], height=0.45)
         axes.plot([x for x, _ in changes], [i] * len(changes), linestyle="", marker="o", markersize=4, color="#223344")
         for x, text, side, offset in ((low, low_text, "right", -6), (high, high_text, "left", 6)):
             noted(axes, wrapped(text, 30, lines=1), (x, i), (offset, 0), ha=side, va="center")
     axes.axvline(0.0, color="#222222", linewidth=1.0)
-    named_rows(axes, [drawn(labels.label_of_axis(field, table.axes)) for field, _ in found])
-    left, right = min(c[0][0] for _, c in found), max(c[-1][0] for _, c in found)
+    named_rows(axes, [drawn(labels.label_of_axis(field, table.axes)) for field, _ in bars])
+    left, right = min(c[0][0] for _, c in bars), max(c[-1][0] for _, c in bars)
     space = 0.6 * max(right - left, 1e-6)  # for the labels next to the bars
     axes.set(
         xlim=(left - space, right + space), xlabel=f"{METRICS[metric].heading} relative to the best configuration (%)"
     )
     axes.set_xticks([tick for tick in axes.get_xticks() if left <= tick <= right])
-    titled(made, f"best: {label_of(best, varied(table))}")
+    titled(fig, f"best: {label_of(best, varied(table))}")
     axes.grid(alpha=0.3, axis="x")
     return saved(axes, path)
 
@@ -359,21 +359,21 @@ def tornado(sensitivities: Sequence[Sensitivity], path: str | Path | None = None
         raise ConfigError("tornado: sensitivities is empty; pass result.sensitivities() of a completed run")
     names = [f"{'-' if 'latency' in s.what else '+'}{percent(s.change, 0)} {_part(s.what)}" for s in sensitivities]
     without = [_part(s.what) for s in sensitivities if abs(s.gain) < _NO_GAIN]
-    found = [(name, 100.0 * s.gain) for name, s in zip(names, sensitivities, strict=True) if abs(s.gain) >= _NO_GAIN]
-    gains = [gain for _, gain in found]
-    made, axes = single(8.0, 1.3 + 0.36 * len(gains))
+    effects = [(name, 100.0 * s.gain) for name, s in zip(names, sensitivities, strict=True) if abs(s.gain) >= _NO_GAIN]
+    gains = [gain for _, gain in effects]
+    fig, axes = single(8.0, 1.3 + 0.36 * len(gains))
     axes.barh(range(len(gains)), gains, color=COLOURS[0], edgecolor="white", height=0.6)
     for i, gain in enumerate(gains):
         side, away = ("right", -5) if gain < 0.0 else ("left", 5)
         noted(axes, f"{gain:+.2f} %", (gain, i), (away, 0), ha=side, va="center")
     axes.axvline(0.0, color="#222222", linewidth=1.0)
-    named_rows(axes, [drawn(name) for name, _ in found])
+    named_rows(axes, [drawn(name) for name, _ in effects])
     axes.margins(x=0.2)
     axes.set_xlabel(
         "change in throughput (%)" + ("\n" + wrapped(f"no effect: {', '.join(without)}", 80) if without else "")
     )
     if title:
-        titled(made, title)
+        titled(fig, title)
     axes.grid(alpha=0.3, axis="x")
     return saved(axes, path)
 
@@ -432,26 +432,26 @@ def scatter(table: Table, path: str | Path | None = None, *, metric: str = "thro
     order (such as strategies) come last, without rho. Returns the first panel. Raises ConfigError if nothing is
     varied, and for a metric that no configuration has.
     """
-    known = table.known(metric)
-    fields = [field for field in varied(table) if known[field].map(plain).nunique() > 1]
+    rows = table.known(metric)
+    fields = [field for field in varied(table) if rows[field].map(plain).nunique() > 1]
     if not fields:
         raise ConfigError("scatter: all configurations with a result are equal; vary at least one field")
-    rho = {field: _correlation(known, field, metric) for field in fields}
+    rho = {field: _correlation(rows, field, metric) for field in fields}
     order = sorted(fields, key=lambda field: -1.0 if math.isnan(rho[field]) else abs(rho[field]), reverse=True)
     order = order[:N_PANELS]
     n_columns = min(3, len(order))
     n_rows = math.ceil(len(order) / n_columns)
-    made = figure(3.1 * n_columns + 0.6, 2.6 * n_rows + 0.4)
-    panels = made.subplots(n_rows, n_columns, squeeze=False, sharey=True).ravel()
+    fig = figure(3.1 * n_columns + 0.6, 2.6 * n_rows + 0.4)
+    panels = fig.subplots(n_rows, n_columns, squeeze=False, sharey=True).ravel()
     for axes, field in zip(panels, order, strict=False):
-        _panel(axes, known, field, metric)
+        _panel(axes, rows, field, metric)
         axes.set_xlabel(drawn(labels.label_of_axis(field, table.axes)), fontsize=8)
         text = "" if math.isnan(rho[field]) else f"rho = {rho[field]:+.2f}".replace("-", "\N{MINUS SIGN}")
         axes.set_title(text, fontsize=8)
     for axes in panels[len(order) :]:
         axes.set_axis_off()
     first = panels[0]
-    _scale(first.yaxis, metric, _is_logarithmic(known, metric))
+    _scale(first.yaxis, metric, _is_logarithmic(rows, metric))
     for axes in panels[n_columns::n_columns]:
         describe(axes.yaxis, metric)
     assert isinstance(first, Axes)
@@ -598,6 +598,6 @@ def _heat_maps(table: Table, metric: str) -> Iterator[Picture]:
 
 
 def _picture(title: str, caption: str, axes: Axes) -> Picture:
-    made = axes.get_figure(root=True)
-    assert made is not None
-    return Picture(title, caption, svg_uri(axes), round(96.0 * made.get_figwidth()))
+    fig = axes.get_figure(root=True)
+    assert fig is not None
+    return Picture(title, caption, svg_uri(axes), round(96.0 * fig.get_figwidth()))

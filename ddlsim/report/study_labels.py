@@ -114,9 +114,9 @@ def _nothing_random(table: Table) -> list[str]:
     return ["all seeds gave the same results, because nothing in these runs is random; use one seed, or set jitter=..."]
 
 
-def texts_of(found: object) -> list[str]:
+def texts_of(recorded: object) -> list[str]:
     """Return the notes or warnings of an outcome's record."""
-    return [str(text) for text in found] if isinstance(found, list | tuple) else []
+    return [str(text) for text in recorded] if isinstance(recorded, list | tuple) else []
 
 
 def _with_interval(row: pd.Series[Any], name: str, write: Callable[[float], str]) -> str:
@@ -186,9 +186,9 @@ def ranked_changes(table: Table, metric: str, question: str = "") -> tuple[str, 
     """Return :func:`changes` by `metric` or, if no two configurations have it (such as a target that only one reaches),
     by accuracy or throughput, and the metric used."""
     for name in (metric, "accuracy", "throughput"):
-        found = changes(table, name, question)
-        if found:
-            return name, found
+        ranked = changes(table, name, question)
+        if ranked:
+            return name, ranked
     return metric, []
 
 
@@ -203,8 +203,8 @@ def changes(table: Table, metric: str, question: str = "") -> list[Change]:
     rows = rows.assign(_place=table.places(rows, metric)).reset_index(drop=True)
     best = rows.iloc[int(rows["_place"].argmin())]
     seen = {name: _by_seed(table, rows, name) for name in (metric, "cost_per_sample") if name in table.frame}
-    found = [change for field in varied(table) for change in _of_field(table, rows, field, metric, best, seen)]
-    return sorted(found, key=lambda change: (-_named_in(question, change), -abs(change.gain)))
+    effects = [change for field in varied(table) for change in _of_field(table, rows, field, metric, best, seen)]
+    return sorted(effects, key=lambda change: (-_named_in(question, change), -abs(change.gain)))
 
 
 def _by_seed(table: Table, rows: pd.DataFrame, metric: str) -> list[dict[int, float]]:
@@ -220,14 +220,14 @@ def change_lines(table: Table) -> list[str]:
     """Return the changes as lines of text, by the metric that ranks the study, at most :data:`N_LINES` per task."""
     lines = []
     for name, part in tasks(table):
-        metric, found = ranked_changes(part, main_metric(table))
-        if found:
+        metric, ranked = ranked_changes(part, main_metric(table))
+        if ranked:
             best = label_of(part.best(metric).iloc[0], [f for f in varied(part) if f not in task_fields(table)])
             of, heading = f"{name}: " if name else "", METRICS[metric].heading
             lines.append(f"{of}effects of single changes, at the best configuration by {heading} ({best}):")
-            lines += [f"  {change}" for change in found[:N_LINES]]
-            if len(found) > N_LINES:
-                lines.append(f"  ... and {len(found) - N_LINES} more changes")
+            lines += [f"  {change}" for change in ranked[:N_LINES]]
+            if len(ranked) > N_LINES:
+                lines.append(f"  ... and {len(ranked) - N_LINES} more changes")
     return lines
 
 
@@ -257,7 +257,7 @@ def _of_field(
         dict(zip(part[field], map(int, part.index), strict=True))
         for _, part in texts.groupby(others or (lambda _: 0), sort=False)
     ]
-    place, found = rows["_place"].tolist(), []
+    place, differences = rows["_place"].tolist(), []
     for old, new in _pairs(rows[field].drop_duplicates().tolist(), best[field]):
         pairs = [(group[plain(old)], group[plain(new)]) for group in groups if {plain(old), plain(new)} <= group.keys()]
         pairs.sort(key=lambda pair: min(place[pair[0]], place[pair[1]]))
@@ -273,8 +273,8 @@ def _of_field(
         effect, costs = _effect(gains, metric), seen.get("cost_per_sample")
         if costs and metric != "cost_per_sample" and (cost := _gains(costs[i], costs[j], "cost_per_sample")):
             effect += f", {_changed('cost per sample', cost[0], 'cost_per_sample')}"
-        found.append(Change(field, _what(field, old, new), gains[0], effect, where, width))
-    return found
+        differences.append(Change(field, _what(field, old, new), gains[0], effect, where, width))
+    return differences
 
 
 def _pairs(values: Sequence[object], best: object) -> list[tuple[object, object]]:
@@ -497,7 +497,7 @@ def rows_of(table: Table, rows: pd.DataFrame, settings: pd.Series[float], beside
 
 def answers(table: Table) -> list[Answer]:
     """Return the best configuration for each known metric; "row" is an index in the summary."""
-    found = []
+    entries = []
     for metric, what in _BEST.items():
         if not is_known(table, metric):
             continue
@@ -511,8 +511,8 @@ def answers(table: Table) -> list[Answer]:
         rest = ranked.iloc[[0, *range(1 + n_equal, len(ranked))]]
         following = _runner_up(table, rest, metric)
         row, value = int(ranked.index[0]), write(first[metric])
-        found.append(Answer(what, row, value, interval, following, equal if n_equal else ""))
-    return found
+        entries.append(Answer(what, row, value, interval, following, equal if n_equal else ""))
+    return entries
 
 
 def _runner_up(table: Table, ranked: pd.DataFrame, metric: str) -> str:

@@ -138,9 +138,9 @@ def _step_time(result: Result) -> str:
 
 def _stability(result: Result, simulate: bool) -> Iterator[Line]:
     """Yield the stability of the throughput, if it is unstable or was requested."""
-    found = result.known_stability if simulate else vars(result).get("known_stability")
-    if found is not None and (result.wants_stability or not found.is_stable):
-        yield "stability", str(found)
+    stability = result.known_stability if simulate else vars(result).get("known_stability")
+    if stability is not None and (result.wants_stability or not stability.is_stable):
+        yield "stability", str(stability)
 
 
 def _interval(result: Result, simulate: bool) -> Iterator[Line]:
@@ -150,14 +150,14 @@ def _interval(result: Result, simulate: bool) -> Iterator[Line]:
     causes = [] if result.cluster.calibration is None else ["the calibration"]
     causes += ["the fit of the stack"] if result.fitted_stack else []
     causes += [] if isinstance(result.experiment.jitter, NoJitter) else ["jitter"]
-    found = result.quick_interval if simulate else vars(result).get("quick_interval")
-    if found is None:
+    interval = result.quick_interval if simulate else vars(result).get("quick_interval")
+    if interval is None:
         yield "interval", f"from {' and '.join(causes)}: call result.interval() to simulate it"
         return
-    low, high = rate(found.throughput.low), rate(found.throughput.high)
+    low, high = rate(interval.throughput.low), rate(interval.throughput.high)
     causes += ["errors of similar predictions"] if result.n_workers > 1 else []
-    yield "interval", f"{low} to {high} ({percent(found.throughput.level, 0)}), from {' and '.join(causes)}"
-    yield from (("note", note) for note in found.throughput.notes)
+    yield "interval", f"{low} to {high} ({percent(interval.throughput.level, 0)}), from {' and '.join(causes)}"
+    yield from (("note", note) for note in interval.throughput.notes)
 
 
 def _speedup(result: Result) -> str:
@@ -243,25 +243,25 @@ def busiest_links(result: Result, n: int) -> list[tuple[str, str, str, str]]:
 
 def _compute_times(result: Result) -> list[str]:
     """Return the origin of compute times, with the device if there are several."""
-    found: dict[str, str] = {}
+    devices: dict[str, str] = {}
     for node, workload in zip(result.nodes, result.workloads, strict=True):
-        found.setdefault(workload.basis, result.cluster.device_of[node] or "others")
-    texts = [textwrap.shorten(basis, 150, placeholder=" ...") for basis in found]
-    return texts if len(texts) == 1 else [f"{name}: {text}" for name, text in zip(found.values(), texts, strict=True)]
+        devices.setdefault(workload.basis, result.cluster.device_of[node] or "others")
+    texts = [textwrap.shorten(basis, 150, placeholder=" ...") for basis in devices]
+    return texts if len(texts) == 1 else [f"{name}: {text}" for name, text in zip(devices.values(), texts, strict=True)]
 
 
 def _bottleneck(result: Result, simulate: bool) -> list[str]:
-    found = result.cached_sensitivities
+    sensitivities = result.cached_sensitivities
     if result.interrupted:
         return ["not computed, because the run was interrupted"]
-    if not found:
+    if not sensitivities:
         return ["call result.sensitivities() to simulate the effect of parts that are 10 % better"]
     stability = result.known_stability if simulate else vars(result).get("known_stability")
     least = max(0.001, 0.0 if stability is None else stability.throughput_spread)
-    if found[0].gain < least:
+    if sensitivities[0].gain < least:
         unsure = "" if least == 0.001 else ", the stability of the throughput"
         return [f"none: no single part that is 10 % better gains {spread(least)}{unsure}"]
-    return [str(s) for s in found[:N_SENSITIVITIES] if s is found[0] or s.gain >= least]
+    return [str(s) for s in sensitivities[:N_SENSITIVITIES] if s is sensitivities[0] or s.gain >= least]
 
 
 #: metrics in a table of several results; the rows have all shares of time

@@ -85,9 +85,9 @@ class _Part:
         result, recorder = self.result, self.result.recorder
         others = {f"worker {rank}" for rank in set(range(result.n_workers)).difference(self.workers)}
         spans = [s for s in recorder.spans if s.start < self.end and s.track.removesuffix(" network") not in others]
-        own = _tracks(span for span in spans if span.kind != TRANSFER)
+        worker_tracks = _tracks(span for span in spans if span.kind != TRANSFER)
         background = _lanes(_tracks(span for span in spans if span.kind == TRANSFER))
-        groups = [(WORKERS, own), (NETWORK, background), (LINKS, self._links())]
+        groups = [(WORKERS, worker_tracks), (NETWORK, background), (LINKS, self._links())]
         names = dict(_GROUPS)
         if self.left_out:
             names[LEFT_OUT] = "left out" if self.whole else "left out (--trace-whole, whole=True)"

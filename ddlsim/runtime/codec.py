@@ -51,7 +51,7 @@ def chosen(context: RunContext, *, servers: bool) -> Compression:
         return choice
     context.compresses = True
     estimate = "their memory traffic" + (" on the workers; the work of servers takes no time" if servers else "")
-    time = "as given" if choice.given is not None else f"that of {estimate}{_selection(choice)}"
+    time = "as given" if choice.fixed_cost is not None else f"that of {estimate}{_selection(choice)}"
     context.notes.append(f"compression: {choice.label}; time to encode and decode: {time}")
     for compressor in (choice.compressor, *([choice.down] if choice.down is not None else [])):
         if context.learner.task is None and compressor.expected_nbytes(1) is None:
@@ -92,8 +92,8 @@ class Seconds:
 
     def encode(self, workload: Workload, n: int, nbytes: float) -> float:
         """Return the seconds of a worker with this workload to encode n elements to `nbytes`, all rounds."""
-        if self.choice.given is not None:
-            return self.choice.given.encode_seconds(n)
+        if self.choice.fixed_cost is not None:
+            return self.choice.fixed_cost.encode_seconds(n)
         traits, seconds = self.choice.compressor.traits, 0.0
         if self.choice.cost == "sort":
             seconds, traits = sorting(traits, n)
@@ -103,14 +103,14 @@ class Seconds:
         self, workload: Workload, compressor: AnyCompressor, n: int, nbytes: float, n_payloads: int = 1
     ) -> float:
         """Return the seconds of a worker to decode payloads of `nbytes` in total to a mean of n elements."""
-        if self.choice.given is not None:
-            return self.choice.given.decode_seconds(n, n_payloads)
+        if self.choice.fixed_cost is not None:
+            return self.choice.fixed_cost.decode_seconds(n, n_payloads)
         traffic = decode_traffic(compressor.traits, n, nbytes, n_payloads)
         return _kernels(workload, traffic, decode_launches(compressor.traits, n_payloads))
 
     def server(self, n: int, n_payloads: int) -> float:
         """Return the seconds of a server to decode payloads of n elements each, and to encode the answer."""
-        cost = self.choice.given
+        cost = self.choice.fixed_cost
         if cost is None:  # the memory bandwidth of servers is unknown
             return 0.0
         return cost.decode_seconds(n, n_payloads) + (cost.encode_seconds(n) if self.choice.down is not None else 0.0)

@@ -252,7 +252,7 @@ class CollectiveExchange(Exchange):
                 )
             assert communicator.nested.size  # raises if groups differ in size
             self.machines = [places.tolist() for places in communicator.groups]
-        self.decodes = traits.encode_passes > 0.0 or choice.given is not None
+        self.decodes = traits.encode_passes > 0.0 or choice.fixed_cost is not None
         if self.collective != "all_reduce":
             self.what = self.collective.replace("_", " ")
         self._note(context, title(compressor), traits.not_summable)

@@ -116,7 +116,7 @@ class _Downpour:
         seconds = sum(message.seconds for message in trip.messages)
         self.lanes.set_message(worker, seconds, [message.sizes[0] for message in trip.messages])
 
-    def served(self, worker: Worker, i: int, staleness: int, whole: bool) -> None:
+    def served(self, worker: Worker, i: int, staleness: int, complete: bool) -> None:
         """Apply a shard's part of the gradient and answer; the update is complete once every shard has done so."""
         trip, shard = self.trips[worker.rank], self.shards[i]
         assert trip.gradient is not None
@@ -128,7 +128,7 @@ class _Downpour:
             trip.pulled[i], trip.decoding[i] = answer.value, answer.seconds
             self.lanes.set_seconds(worker, "decode", sum(trip.decoding))
             self.lanes.set_answers(worker, answer.sizes, i)
-        if whole:
+        if complete:
             worker.stop.updated(trip.n_samples)
 
     def pulled(self, worker: Worker) -> None:

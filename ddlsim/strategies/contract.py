@@ -48,8 +48,8 @@ def _optional(default: Callable[Concatenate[Contract, P], R]) -> Callable[Concat
     """Make an optional method of the contract: the strategy's own, or `default` if its class has none."""
     name = default.__name__
     parameters = list(inspect.signature(default).parameters.values())[1:]
-    by_keyword = tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
-    OPTIONAL[name] = tuple(each.name for each in parameters if each.name not in by_keyword), by_keyword
+    by_keyword = tuple(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
+    OPTIONAL[name] = tuple(parameter.name for parameter in parameters if parameter.name not in by_keyword), by_keyword
 
     @functools.wraps(default)
     def method(self: Contract, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -329,9 +329,9 @@ def _methods_of(kind: type) -> Mapping[str, Any]:
             signature = f"{name}({', '.join((*positional, *('*',) * bool(by_keyword), *by_keyword))})"
             owner = kind.__name__
             if not callable(bound):
-                found = "a property" if computed else shown(attribute)
+                actual = "a property" if computed else shown(attribute)
                 raise ConfigError(
-                    f"{owner}.{name} is {found}; it must be a method with the signature {signature}, or a dataclass "
+                    f"{owner}.{name} is {actual}; it must be a method with the signature {signature}, or a dataclass "
                     "field"
                 )
             try:
@@ -344,7 +344,7 @@ def _methods_of(kind: type) -> Mapping[str, Any]:
             methods[name], place[name] = attribute, i
             break
     for name, described in _DESCRIBES.items():
-        if name in methods and place[name] > min(place.get(each, len(kind.__mro__)) for each in described):
+        if name in methods and place[name] > min(place.get(method, len(kind.__mro__)) for method in described):
             del methods[name]
     return methods
 

@@ -91,15 +91,15 @@ class EmbeddingParallel(DealtOut):
 
         Raises ConfigError, with configurations that fit, if a table does not fit in memory.
         """
-        found = self._place(workload, n_workers)
-        if isinstance(found, Placement):
-            return found
+        outcome = self._place(workload, n_workers)
+        if isinstance(outcome, Placement):
+            return outcome
         space, model = self._space(workload, n_workers), workload.model
-        table, total = tables_of(model)[found.table], self._total(workload, space)
+        table, total = tables_of(model)[outcome.table], self._total(workload, space)
         room, remedies = size(max(space.device, 0.0)), self._remedies(workload, n_workers)
         raise ConfigError(
             f"EmbeddingParallel({self.sharding!r}): the tables of {model.name} do not fit on {n_workers} workers: "
-            f"there is no room for {size(space.nbytes(found))} of table {found.table} ({table.rows:,} rows of "
+            f"there is no room for {size(space.nbytes(outcome))} of table {outcome.table} ({table.rows:,} rows of "
             f"{table.dim} numbers). The tables need {total}, and each worker has {room} left for them; {remedies}"
         )
 
@@ -212,10 +212,10 @@ class EmbeddingParallel(DealtOut):
 
     def start(self, context: RunContext) -> None:
         """Start all workers. Raises ConfigError for options that a static step program does not support."""
-        each = context.workloads
-        program, nodes = self.program(each, context.workers[0].accumulation), np.array(context.nodes)
+        workloads = context.workloads
+        program, nodes = self.program(workloads, context.workers[0].accumulation), np.array(context.nodes)
         schedules = Schedules(program, self.algorithm, context.cluster, nodes, self.rank_order, context.notes)
-        context.notes.append(self._note(each[0], len(each)))
+        context.notes.append(self._note(workloads[0], len(workloads)))
         # a rank waits for the indices of the step after the next one while others are still in the previous step
         live = LIVE + 1 if self.indices == "prefetched" else LIVE
         exchanges = OfGroups(context, context.workers, program.groups, schedules)

@@ -66,8 +66,8 @@ class ExpertParallel(DealtOut):
             for layer in model.layers
             for n in [layer.n_params - expert_elements(layer) * (degree - 1) // degree]
         )
-        own = dataclasses.replace(model, layers=layers, structure=(), trainable=False)
-        memory = memory_of(own, workload.batch_size, workload.precision, holding_of(workload))
+        local_model = dataclasses.replace(model, layers=layers, structure=(), trainable=False)
+        memory = memory_of(local_model, workload.batch_size, workload.precision, holding_of(workload))
         tokens = max((numbers for _, numbers in experts_in(model).values()), default=0.0)
         exchanged = 2.0 * workload.batch_size * tokens * ELEMENT_NBYTES[workload.precision] if degree > 1 else 0.0
         return Stage(workload, memory=dataclasses.replace(memory, buffers=memory.buffers + exchanged))
@@ -84,9 +84,9 @@ class ExpertParallel(DealtOut):
 
     def start(self, context: RunContext) -> None:
         """Start all workers. Raises ConfigError for options that a static step program does not support."""
-        each = context.workloads
+        workloads = context.workloads
         algorithms = {"all_reduce": self.algorithm, "all_to_all": self.all_to_all}
-        program = self.program(each, context.workers[0].accumulation)
+        program = self.program(workloads, context.workers[0].accumulation)
         nodes = np.array(context.nodes)
         schedules = Schedules(program, algorithms, context.cluster, nodes, self.rank_order, context.notes)
         exchanges = OfGroups(context, context.workers, program.groups, schedules)

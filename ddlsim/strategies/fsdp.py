@@ -206,7 +206,7 @@ class FSDP:
         at_once = n_workers * (self.micro_batch or 1)
         if batch_size % at_once:
             below = batch_size - batch_size % at_once
-            nearest = " or ".join(str(each) for each in (below, below + at_once) if each)
+            nearest = " or ".join(str(n) for n in (below, below + at_once) if n)
             factors = count(n_workers, "worker")
             factors += "" if self.micro_batch is None else f" x micro_batch {self.micro_batch}"
             raise ConfigError(f"batch_size = {batch_size}: must be a multiple of {at_once} ({factors}); use {nearest}")
@@ -248,7 +248,7 @@ class FSDP:
         """
         n_workers = len(workloads)
         state = 1.0 / (n_workers if self.shard is None else self.shard)
-        return for_each(workloads, lambda each: Stage(each, state=state, memory=_memory(self, each, n_workers)))
+        return for_each(workloads, lambda work: Stage(work, state=state, memory=_memory(self, work, n_workers)))
 
     lower_memory_variants = lower_memory_fsdp
 
@@ -270,16 +270,16 @@ class FSDP:
         It is built by :func:`ddlsim.plan.sharded` or :func:`ddlsim.plan.fully_sharded`.
         """
         model = workloads[0].model
-        each = [_recomputing(workload, self.recompute, self.recompute_share) for workload in workloads]
+        recomputed = [_recomputing(workload, self.recompute, self.recompute_share) for workload in workloads]
         kept = _memory(self, workloads[0], len(workloads)).activations
         no_sync = self.stage == 1 or self.no_sync
         how: dict[str, Any] = {"accumulation": accumulation, "no_sync": no_sync, "param_dtype": self.param_dtype}
         if self.stage < 3:
             policy = overlap_named("ddp" if self.overlap is None else self.overlap)
-            program = sharded(each, None, policy.buckets, overlap=not isinstance(policy, NoOverlap), **how)
+            program = sharded(recomputed, None, policy.buckets, overlap=not isinstance(policy, NoOverlap), **how)
         else:
             how |= {"prefetch": self._ahead, "reshard": self.reshard, "shard": self.shard}
-            program = fully_sharded(each, None, self._units(model), **how)
+            program = fully_sharded(recomputed, None, self._units(model), **how)
         stored, inside = stored_nbytes(workloads[0]), np.array([layer.block > 0 for layer in model.layers])
         if not inside.any():
             inside[:] = True
@@ -322,21 +322,21 @@ class FSDP:
         Raises ConfigError for a custom optimizer that needs whole layers, and for unsupported compression.
         """
         check_shares("FSDP", context)
-        each = context.workloads
+        workloads = context.workloads
         accumulation = context.workers[0].accumulation
         algorithms = {
             "reduce_scatter": self.reduce_scatter,
             "all_gather": self.all_gather,
             "all_reduce": "default" if self.all_reduce is None else self.all_reduce,
         }
-        program = self.program(each, accumulation)
+        program = self.program(workloads, accumulation)
         nodes = np.array(context.nodes)
         schedules = Schedules(program, algorithms, context.cluster, nodes, self.rank_order, context.notes)
         parts = [] if context.compression is None else self._compressible(context, program.template, accumulation)
         model, among = CommonModel(context), (context, context.workers, program.groups, schedules)
         fabric = Fabric(algorithms["all_reduce"], self.rank_order, self.cost)
         halves = {kind: algorithms[kind] for kind in ("reduce_scatter", "all_gather")}
-        exchanges = OfReplicas(*among, fabric, len(each), parts, model.gradient, owner="FSDP", algorithms=halves)
+        exchanges = OfReplicas(*among, fabric, len(workloads), parts, model.gradient, owner="FSDP", algorithms=halves)
         TableRun(context, program, exchanges, model, owner="FSDP", beside_first=2)
 
 

@@ -58,12 +58,12 @@ def check_graph(graph: object, where: str, *, weights: bool = False) -> str | Gr
             raise unknown_name("graph", graph, NAMES, where.partition(":")[0])
         return graph
     if hasattr(graph, "edges") and hasattr(graph, "is_directed"):
-        found: Graph = graph  # type: ignore[assignment]
-        if found.is_directed():
+        networkx_graph: Graph = graph  # type: ignore[assignment]
+        if networkx_graph.is_directed():
             raise ConfigError(
                 f"{where} is directed, but neighbours exchange messages in both directions; use graph.to_undirected()"
             )
-        return found
+        return networkx_graph
     if not weights:
         kind = type(graph).__name__
         raise ConfigError(f"{where}: expected one of {', '.join(NAMES)}, or a networkx graph of ranks; got {kind}")
@@ -129,7 +129,7 @@ def _listed(owner: str, graph: Graph, n_workers: int) -> list[list[int]]:
         if i != j:
             near[i].add(j)
             near[j].add(i)
-    return [sorted(found) for found in near]
+    return [sorted(peers) for peers in near]
 
 
 def mixing_matrix(owner: str, graph: str | Graph | Weights, n_workers: int) -> Floats:
@@ -145,8 +145,8 @@ def mixing_matrix(owner: str, graph: str | Graph | Weights, n_workers: int) -> F
         return np.array(graph)
     near = neighbours(owner, graph, n_workers)
     matrix = np.zeros((n_workers, n_workers))
-    for i, found in enumerate(near):
-        matrix[i, found] = [1.0 / (1.0 + max(len(found), len(near[j]))) for j in found]
+    for i, peers in enumerate(near):
+        matrix[i, peers] = [1.0 / (1.0 + max(len(peers), len(near[j]))) for j in peers]
         matrix[i, i] = 1.0 - matrix[i].sum()
     return matrix
 
@@ -484,7 +484,7 @@ class _Pairs(_Peers):
         message = self.sent[worker.rank] = self.messages.model(worker, worker.params, to=to)
         self.lanes.set_message(worker, message.seconds, message.sizes)
 
-    def _average(self, worker: Worker, rank: int, staleness: int, whole: bool) -> None:
+    def _average(self, worker: Worker, rank: int, staleness: int, complete: bool) -> None:
         """Average at the partner, and send the average back (compressing it takes none of the partner's compute time).
 
         While a worker waits for the average, no other worker changes its parameters, so both models can be set at once.
@@ -597,5 +597,5 @@ class Gossip(_Peers):
         self.outgoing[worker.rank] = _Push(message, self.weights[worker.rank])
         self.lanes.set_message(worker, message.seconds, message.sizes)
 
-    def _arrived(self, worker: Worker, rank: int, staleness: int, whole: bool) -> None:
+    def _arrived(self, worker: Worker, rank: int, staleness: int, complete: bool) -> None:
         self.inbox[rank].append(self.outgoing.pop(worker.rank))

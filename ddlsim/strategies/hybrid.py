@@ -128,8 +128,8 @@ class Hybrid(DealtOut, WithFabric):
         for i in layout.split:
             n_params = round(layers[i].n_params * layout.share(i, rank))
             layers[i] = dataclasses.replace(layers[i], n_params=n_params, tensors=(("own", n_params),))
-        own = dataclasses.replace(model, layers=tuple(layers), structure=(), trainable=False)
-        memory = memory_of(own, workload.batch_size, workload.precision, holding_of(workload))
+        local_model = dataclasses.replace(model, layers=tuple(layers), structure=(), trainable=False)
+        memory = memory_of(local_model, workload.batch_size, workload.precision, holding_of(workload))
         gathered = float(kept_nbytes(workload, layout).sum() - stored_nbytes(workload).sum())
         return Stage(workload, memory=dataclasses.replace(memory, activations=memory.activations + gathered))
 
@@ -150,12 +150,12 @@ class Hybrid(DealtOut, WithFabric):
     def start(self, context: RunContext) -> None:
         """Start all workers. Raises ConfigError for a custom optimizer that needs whole layers."""
         check_shares("Hybrid", context)
-        each = context.workloads
+        workloads = context.workloads
         policy, accumulation = as_compressed(overlap_named(self.overlap), context), context.workers[0].accumulation
-        program, layout = self._program(each, accumulation, policy), self.layout(each[0], len(each))
+        program, layout = self._program(workloads, accumulation, policy), self.layout(workloads[0], len(workloads))
         nodes = np.array(context.nodes)
         schedules = Schedules(program, self.algorithm, context.cluster, nodes, self.rank_order, context.notes)
-        layers = each[0].model.layers
+        layers = workloads[0].model.layers
         if isinstance(self.groups, str):
             groups = [f"{layers[i].name} {layout.groups[i]}" for i in layout.split]
             context.notes.append(
@@ -165,13 +165,13 @@ class Hybrid(DealtOut, WithFabric):
             )
         parts, only = list[slice](), None
         if context.compression is not None:
-            parts = backwards(policy.buckets(replicated(each[0], layout)))
+            parts = backwards(policy.buckets(replicated(workloads[0], layout)))
             only = Elements.without(context, layout.split) if layout.split else None
             dense = [layers[i].name for i in layout.split if layout.groups[i] > 1]
             if dense:
                 context.notes.append(
                     f"compression: the gradients of split layers ({', '.join(dense)}) stay uncompressed"
                 )
-        model, among = CommonModel(context), (context, context.workers, program.groups, schedules)
-        exchanges = OfReplicas(*among, fabric_of(self), len(each), parts, model.gradient, owner="Hybrid", only=only)
+        model, args = CommonModel(context), (context, context.workers, program.groups, schedules)
+        exchanges = OfReplicas(*args, fabric_of(self), len(workloads), parts, model.gradient, owner="Hybrid", only=only)
         TableRun(context, program, exchanges, model, owner="Hybrid")

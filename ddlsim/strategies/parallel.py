@@ -170,7 +170,7 @@ class Parallel(WithFabric):
                 "p2p='exchange' for other orders"
             )
         table = pass_order(self.order, 2, 2, 2 * per_stage) if isinstance(self.order, str) else self.order
-        if (self.tensor > 1 or self._again != "none") and any(each[0] == "W" for passes in table for each in passes):
+        if (self.tensor > 1 or self._again != "none") and any(entry[0] == "W" for passes in table for entry in passes):
             raise ConfigError(
                 "Parallel: orders with separate weight gradients (W) need tensor = 1 and recompute = 'none' or "
                 "'stage'; use order='gpipe' or '1f1b'"
@@ -287,10 +287,10 @@ class Parallel(WithFabric):
     def _stage(self, workload: Workload, place: int, mesh: Mesh, cuts: tuple[int, ...]) -> Stage:
         """Return the stage of a worker at an index of the pipeline."""
         chunks = _cut_at(self._shard(workload).workload, cuts)
-        own = tuple(chunks[i] for i in self._chunks_of_stages()[place])
+        held = tuple(chunks[i] for i in self._chunks_of_stages()[place])
         zero = {False: 0, True: 1}.get(self.sharded, 3) if mesh.data > 1 else 0  # type: ignore[arg-type]
         shards, gathered = mesh.data if zero else 1, 2 if self.pipeline == 1 else 0
-        return _stage(own, 1 + self._delays[place], zero=zero, shards=shards, gathered=gathered, **self._in_layers)
+        return _stage(held, 1 + self._delays[place], zero=zero, shards=shards, gathered=gathered, **self._in_layers)
 
     def _chunks_of_stages(self) -> Sequence[Sequence[int]]:
         """Return the chunks of each stage."""
@@ -303,13 +303,13 @@ class Parallel(WithFabric):
         first = self._shard(workloads[0]).workload
         if self.cut == "layers":
             return equal_layers(first, self.pipeline * self._per_stage)
-        if len({each.device.name if each.device else "" for each in workloads}) == 1:
+        if len({workload.device.name if workload.device else "" for workload in workloads}) == 1:
             return cut_places(first, self.pipeline, self._per_stage)
         mesh = self.mesh(len(workloads))
         of_chunks = [first] * (self.pipeline * self._per_stage)
         for place, chunks in enumerate(self._chunks_of_stages()):
             members = (workloads[rank] for rank in mesh.ranks[:, place].ravel().tolist())
-            slowest = max(members, key=lambda each: each.step_time * each.speed)
+            slowest = max(members, key=lambda workload: workload.step_time * workload.speed)
             for chunk in chunks:
                 of_chunks[chunk] = self._shard(slowest).workload
         return cut_places(first, self.pipeline, self._per_stage, of_chunks)
@@ -349,7 +349,7 @@ class Parallel(WithFabric):
     def _table(self) -> PassOrder:
         """Return the custom order."""
         assert not isinstance(self.order, str)
-        most = 1 + max((each[2] for passes in self.order for each in passes), default=0)
+        most = 1 + max((entry[2] for passes in self.order for entry in passes), default=0)
         return pass_order(self.order, self.pipeline, most, self.pipeline * self._per_stage)
 
     # ------------------------------------------------------------ the step
@@ -382,7 +382,7 @@ class Parallel(WithFabric):
         different = {id(workload): workload for workload in of_ranks}
         number = {key: i for i, key in enumerate(different)}
         kinds = np.array([number[id(workload)] for workload in of_ranks]).reshape(-1, self.tensor)
-        programs = [self._of_rank(self._split(each, cuts), each, mesh, micro_batches) for each in different.values()]
+        programs = [self._of_rank(self._split(work, cuts), work, mesh, micro_batches) for work in different.values()]
         shards = [self._shard(workload) for workload in different.values()]
         return _Groups(programs, steps, kinds, shards, chunks_at(shards[0].workload, cuts), not self.sequence)
 
@@ -401,7 +401,7 @@ class Parallel(WithFabric):
             last = chunks[-1].workload
             logits = ELEMENT_NBYTES[last.precision] * last.batch_size * math.prod(last.model.layers[-1].out_shape)
             leaving = [*(chunk.enters for chunk in chunks[1:]), logits / self.tensor]
-            held += micro_batches * np.array([sum(leaving[i] for i in own) for own in self._chunks_of_stages()])
+            held += micro_batches * np.array([sum(leaving[i] for i in stage) for stage in self._chunks_of_stages()])
         peak = np.empty(mesh.n_ranks)
         peak[mesh.ranks] = held[:, None]
         return peak
@@ -452,16 +452,16 @@ class Parallel(WithFabric):
 
     def start(self, context: RunContext) -> None:
         """Start all workers."""
-        workers, whole = context.workers, context.whole
+        workers, workloads = context.workers, context.whole
         mesh, micro_batches = self.mesh(len(workers)), workers[0].accumulation
         live = steps_under_way(self.pipeline, micro_batches) if self._asynchronous else LIVE
         nodes, in_groups = np.array(context.nodes), self._group_schedules(context.cluster, np.array(context.nodes))
         folding: Folding | None = None
         if in_groups is None:
-            program = self._of_stages(whole, micro_batches)
+            program = self._of_stages(workloads, micro_batches)
         else:
             steps = 2 if is_one_step(context, live) else N_STEPS  # a first step ends with updates
-            groups, members = self._of_groups(whole, steps, micro_batches), self._members(mesh)
+            groups, members = self._of_groups(workloads, steps, micro_batches), self._members(mesh)
             firsts, first, (order, _) = nodes[members[:, 0]], groups.programs[0], self._order_of(members)
             others = Schedules(first, self._by_kind, context.cluster, firsts, order, context.notes)
             folding = self._folding(context, groups, members, in_groups, others)
@@ -469,9 +469,9 @@ class Parallel(WithFabric):
                 program = self._repeating(groups.of_all(in_groups), micro_batches)
             else:
                 program = folding.program(groups.programs, groups.slowest)
-                nodes, workers = firsts, [workers[own] for own in members[:, 0].tolist()]
+                nodes, workers = firsts, [workers[rank] for rank in members[:, 0].tolist()]
 
-        chunks = _cut_at(self._shard(whole[0]).workload, self._cuts(whole))
+        chunks = _cut_at(self._shard(workloads[0]).workload, self._cuts(workloads))
         ages = self._delays if self._asynchronous else ()
         weights = StashedWeights(context.learner, self._delays, stage_slices(context.learner, [c.end for c in chunks]))
         schedules: Callable[[int, int, float], Schedule]
@@ -659,7 +659,7 @@ _tensor_parallel = functools.lru_cache(maxsize=256)(tensor_parallel)
 def _chunks_of(order: str, stages: int, n_chunks: int) -> tuple[tuple[int, ...], ...]:
     """Return the chunks of each stage in a named order."""
     every = pass_order(order, stages, 2 * stages, n_chunks)
-    return tuple(tuple(sorted({each.chunk for each in passes})) for passes in every)
+    return tuple(tuple(sorted({entry.chunk for entry in passes})) for passes in every)
 
 
 @functools.lru_cache(maxsize=256)
@@ -678,15 +678,15 @@ def _keeps_outputs(workload: Workload) -> bool:
     return workload.by_kernel and workload.stack.keeps_outputs
 
 
-def _layer_by_layer(chunk: Chunk, whole: Workload, replicas: int, micro_batches: int) -> StepProgram:
+def _layer_by_layer(chunk: Chunk, full: Workload, replicas: int, micro_batches: int) -> StepProgram:
     """Return the program of replicas that gather a rank's share of the model one transformer layer at a time.
 
     chunk    all layers as computed by a rank of a tensor group
-    whole    all layers on one rank
+    full     all layers on one rank
     """
-    units, work = weight_units(whole.model.layers), chunk.workload
+    units, work = weight_units(full.model.layers), chunk.workload
     program = fully_sharded(work, replicas, units, accumulation=micro_batches, no_sync=False)
-    until, share = np.append(0.0, np.cumsum(chunk.stored)), work.gradient_nbytes / max(whole.gradient_nbytes, 1.0)
+    until, share = np.append(0.0, np.cumsum(chunk.stored)), work.gradient_nbytes / max(full.gradient_nbytes, 1.0)
 
     def of_rank(plan: Plan) -> Plan:
         sign = np.select([plan.kind == FORWARD, plan.kind == BACKWARD], [1.0, -1.0])
@@ -742,9 +742,9 @@ def joined(chunks: tuple[Chunk, ...]) -> Workload:
         return first
     starts = np.cumsum([0, *(len(work.forward) for work in works[:-1])])
     name = " and ".join(f"{chunk.first} to {chunk.end - 1}" for chunk in chunks)
-    whole = first.model.name.partition(", layers")[0]
+    model_name = first.model.name.partition(", layers")[0]
     layers = tuple(layer for work in works for layer in work.model.layers)
-    model = dataclasses.replace(first.model, name=f"{whole}, layers {name}", layers=layers)
+    model = dataclasses.replace(first.model, name=f"{model_name}, layers {name}", layers=layers)
     arrays: dict[str, Any] = {
         name: np.concatenate([getattr(work, name) for work in works])
         for name in ("forward", "backward", "grad_nbytes", "tensor_nbytes")
@@ -782,12 +782,12 @@ class StashedWeights:
 
     def _mixed(self, step: int) -> Value[Array]:
         met = [self._versions[-1 - min(delay, step)] for delay in self._delays]
-        if self._learner.task is None or all(each is met[0] for each in met):
+        if self._learner.task is None or all(version is met[0] for version in met):
             return met[0]
         slices = self._slices
 
         def together(*versions: Array) -> Array:
-            return np.concatenate([version[own] for version, own in zip(versions, slices, strict=True)])
+            return np.concatenate([version[part] for version, part in zip(versions, slices, strict=True)])
 
         return self._learner.plane.apply(together, *met)
 

@@ -113,8 +113,8 @@ class Elements:
     def without(cls, context: RunContext, layers: Collection[int]) -> Elements:
         """Return the elements of all layers except some."""
         model = context.workers[0].workload.model
-        own = [layer for i, layer in enumerate(model.layers) if i not in layers]
-        names, tensors = {f"{each.name}.{name}" for each in own for name, _ in each.tensors}, tensor_shapes(model)
+        kept = [layer for i, layer in enumerate(model.layers) if i not in layers]
+        names, tensors = {f"{layer.name}.{name}" for layer in kept for name, _ in layer.tensors}, tensor_shapes(model)
         inside = [name in names for name, _ in tensors]
         elements = np.repeat(inside, [math.prod(shape) for _, shape in tensors])
         which = np.flatnonzero(elements) if context.learns_timed_model else None
@@ -124,19 +124,19 @@ class Elements:
         """Return these elements of a gradient."""
         if self.which is None:
             return gradient
-        return learner.plane.apply(lambda whole: whole[self.which], gradient).with_statistics_of(gradient)
+        return learner.plane.apply(lambda array: array[self.which], gradient).with_statistics_of(gradient)
 
-    def put(self, elements: Value[Array], whole: Value[Array], learner: Learner) -> Value[Array]:
+    def put(self, elements: Value[Array], gradient: Value[Array], learner: Learner) -> Value[Array]:
         """Return a gradient with these elements replaced."""
         if self.which is None:
             return elements
 
-        def replaced(elements: Array, whole: Array) -> Array:
-            new = whole.copy()
+        def replaced(elements: Array, array: Array) -> Array:
+            new = array.copy()
             new[self.which] = elements
             return new
 
-        return learner.plane.apply(replaced, elements, whole).with_statistics_of(whole)
+        return learner.plane.apply(replaced, elements, gradient).with_statistics_of(gradient)
 
 
 def compressible_parts(
@@ -171,7 +171,7 @@ def compressible_parts(
     starts = np.cumsum([0, *sizes])[:-1].tolist()
     left = []
     for chunk, start in zip(chunks, starts, strict=True):
-        own = backwards(buckets(chunk.workload)) if len(chunk.workload.tensor_layer) else []
-        left.append(iter([slice(start + each.start, start + each.stop) for each in own]))
+        parts = backwards(buckets(chunk.workload)) if len(chunk.workload.tensor_layer) else []
+        left.append(iter([slice(start + part.start, start + part.stop) for part in parts]))
     ends = [chunk.end for chunk in chunks]
     return [next(left[bisect.bisect_right(ends, part.first)]) for part in plan.parts]

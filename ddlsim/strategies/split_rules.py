@@ -73,7 +73,7 @@ class Rules:
         if isinstance(strategy.order, str) and strategy.order in ORDERS:
             self.per_stage = ORDERS[strategy.order][0]
         self.stages = None if table is None else len(table)  # a custom order fixes the number of stages
-        self.batches = None if table is None else 1 + max((each[2] for passes in table for each in passes), default=0)
+        self.batches = None if table is None else 1 + max((entry[2] for passes in table for entry in passes), default=0)
         self.layers = len(blocks(model.layers)) if strategy.cut == "layers" else len(model.layers)
         self.widths = functools.cache(self._width)
 
@@ -136,8 +136,8 @@ class Rules:
 
     def near(self, wanted: Sizes) -> Iterator[Sizes]:
         """Yield valid sizes, the nearest first."""
-        found = {sizes for sizes in self._around(wanted) if not self.broken(sizes)}
-        yield from sorted(found, key=lambda sizes: (round(sizes.distance(wanted), 9), sizes))
+        valid = {sizes for sizes in self._around(wanted) if not self.broken(sizes)}
+        yield from sorted(valid, key=lambda sizes: (round(sizes.distance(wanted), 9), sizes))
 
     def _around(self, wanted: Sizes) -> Iterator[Sizes]:
         tensors = [t for t in divisors(self.n_workers) if not self.widths(t)]
@@ -287,11 +287,11 @@ def lower_memory_parallel(
 
     Their weights, gradients and optimizer state fit in `room` bytes. Strategies with the fewest changes come first.
     """
-    whole = state_of(workload)
+    state = state_of(workload)
     wanted = sizes_wanted(strategy, batch_size, n_workers)
     attention = any(layer.heads for layer in workload.model.layers)
     named = isinstance(strategy.order, str)
-    again = [each for each in (("selective", "full") if attention else ("stage",)) if AGAIN[each] > _cost(strategy)]
+    again = [mode for mode in (("selective", "full") if attention else ("stage",)) if AGAIN[mode] > _cost(strategy)]
     fills = strategy.order in FILLING and "stage" not in (strategy.recompute, *again)
     layers = workload.model.layers
 
@@ -314,27 +314,27 @@ def lower_memory_parallel(
         under_way = min(1.0, batches / sizes.pipeline)  # micro-batches in flight, of all layers
         return 0.8 * under_way * sizes.micro_batch * of_sample(sizes.tensor, recompute)
 
-    ways: list[tuple[float, float, Sizes, str, dict[str, object]]] = []
+    variants: list[tuple[float, float, Sizes, str, dict[str, object]]] = []
     for sizes in Rules(strategy, workload.model, n_workers).near(wanted):
         if sizes.batch_size != batch_size:
             continue
         shards = {strategy.sharded, strategy.sharded or sizes.data > 1}
         for recompute, sharded in itertools.product([strategy.recompute, *again], shards):
-            held = whole.weights + whole.gradients + whole.optimizer / (sizes.data if sharded else 1)
-            held = whole.total / sizes.data if sharded == "full" else held
+            held = state.weights + state.gradients + state.optimizer / (sizes.data if sharded else 1)
+            held = state.total / sizes.data if sharded == "full" else held
             held /= sizes.tensor * sizes.pipeline  # average; at least one worker holds this much
             more: dict[str, object] = {"recompute": recompute, "sharded": sharded}
             changes = {name: value for name, value in more.items() if value != vars(strategy)[name]}
             far = sizes.distance(wanted) + AGAIN[recompute] - _cost(strategy) + SHARED[1] * ("sharded" in changes)
-            ways.append((round(far, 9), held, sizes, recompute, {**sizes.unlike(wanted), **changes}))
-    for _, held, sizes, recompute, changes in sorted(ways, key=lambda way: way[0]) if named else []:
+            variants.append((round(far, 9), held, sizes, recompute, {**sizes.unlike(wanted), **changes}))
+    for _, held, sizes, recompute, changes in sorted(variants, key=lambda variant: variant[0]) if named else []:
         if held <= room and held + (kept(sizes, recompute) if fills else 0.0) <= room:
             yield from _changed(strategy, [changes])
 
 
-def _changed(strategy: T, ways: Iterable[dict[str, object]]) -> Iterator[tuple[T, Changes]]:
+def _changed(strategy: T, variants: Iterable[dict[str, object]]) -> Iterator[tuple[T, Changes]]:
     """Yield the valid variants of a strategy, given their changes."""
-    for changes in ways:
+    for changes in variants:
         try:
             yield with_sizes(strategy, changes), changes
         except ConfigError:  # such as incompatible passes or overlaps
@@ -356,28 +356,28 @@ def lower_memory_fsdp(
     if state_of(workload).total > room * n_workers:
         return
     attention = any(layer.heads for layer in workload.model.layers)
-    each = strategy.micro_batch or batch_size // n_workers
+    largest = strategy.micro_batch or batch_size // n_workers
     again = ["selective", "full"] if attention else []
-    halves = [n for n in range(1, each) if each % n == 0]
-    ways: list[tuple[float, dict[str, object]]] = []
-    for stage, recompute, micro_batch, whole in itertools.product(
+    halves = [n for n in range(1, largest) if largest % n == 0]
+    variants: list[tuple[float, dict[str, object]]] = []
+    for stage, recompute, micro_batch, minimal in itertools.product(
         range(strategy.stage, 4),
         [strategy.recompute, *(a for a in again if AGAIN[a] > _cost(strategy))],
-        [*halves, each],
+        [*halves, largest],
         (False, True),
     ):
         values: dict[str, object] = {"stage": stage, "recompute": recompute}
         changes = {name: value for name, value in values.items() if value != vars(strategy)[name]}
-        changes |= {} if micro_batch == each else {"micro_batch": micro_batch}
-        if whole and strategy.stage == stage == 3:
+        changes |= {} if micro_batch == largest else {"micro_batch": micro_batch}
+        if minimal and strategy.stage == stage == 3:
             changes |= {"prefetch": 0} if strategy.prefetch != 0 else {}
             changes |= {} if strategy.shard is None else {"shard": None, "all_reduce": None}
             changes |= {} if strategy.reshard else {"reshard": True}
         far = SHARED[stage] - SHARED[strategy.stage] + AGAIN[recompute] - _cost(strategy)
-        far += 0.5 * (each / micro_batch - 1.0) / each + 0.2 * whole
+        far += 0.5 * (largest / micro_batch - 1.0) / largest + 0.2 * minimal
         if changes:
-            ways.append((round(far, 9), changes))
-    yield from _changed(strategy, (changes for _, changes in sorted(ways, key=lambda way: way[0])))
+            variants.append((round(far, 9), changes))
+    yield from _changed(strategy, (changes for _, changes in sorted(variants, key=lambda variant: variant[0])))
 
 
 def state_of(workload: Workload) -> Memory:

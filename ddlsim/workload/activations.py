@@ -93,8 +93,8 @@ class _Uses:
         uses: Sequence[_Use] = [_UNREAD] * len(node.branches)
         if isinstance(node, Concat) and layer.moved_nbytes == 0.0:  # a view: each part has its own use
             uses = self._parts(node.branches, np.broadcast_to(np.asarray(after, np.int8), layer.out_shape[:1]))
-        found = (self.sequence(branch, use) for branch, use in zip(node.branches, uses, strict=True))
-        return functools.reduce(np.maximum, found)
+        input_uses = (self.sequence(branch, use) for branch, use in zip(node.branches, uses, strict=True))
+        return functools.reduce(np.maximum, input_uses)
 
     def _parts(self, branches: Sequence[Sequence[Node]], after: npt.NDArray[np.int8]) -> list[npt.NDArray[np.int8]]:
         """Return the use of each branch's output if the branches are joined without a copy."""

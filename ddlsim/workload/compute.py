@@ -261,8 +261,8 @@ class Workload:
         if self.stack.fuses_accumulation:
             share, nbytes = EXPOSED_TRAFFIC, max(0.0, kept - gradient + later * kept)
         elif self.stack.accumulation_traffic and gradient < ELEMENT_NBYTES["fp32"]:
-            first, each = self.stack.accumulation_traffic
-            share, nbytes = float(later > 0.0), first + later * (each - first)
+            first, further = self.stack.accumulation_traffic
+            share, nbytes = float(later > 0.0), first + later * (further - first)
         else:
             share, nbytes = later, gradient + 2.0 * kept
         if share * nbytes == 0.0:
@@ -334,7 +334,7 @@ class Workload:
                 f"cut: first = {first}, end = {end}: must be increasing, and at most {n_layers}, the number of layers "
                 f"of {self.model.name}"
             )
-        own = (self.tensor_layer >= first) & (self.tensor_layer < end)
+        kept = (self.tensor_layer >= first) & (self.tensor_layer < end)
         total, grad_nbytes = self.gradient_nbytes, self.grad_nbytes[first:end]
         name = f"{self.model.name}, layers {first} to {end - 1}"
         return dataclasses.replace(
@@ -349,8 +349,8 @@ class Workload:
             optimizer=self.optimizer * float(grad_nbytes.sum()) / total if total > 0.0 else 0.0,
             norms=self.norms * float(grad_nbytes.sum()) / total if total > 0.0 else 0.0,
             grad_nbytes=grad_nbytes,
-            tensor_layer=self.tensor_layer[own] - first,
-            tensor_nbytes=self.tensor_nbytes[own],
+            tensor_layer=self.tensor_layer[kept] - first,
+            tensor_nbytes=self.tensor_nbytes[kept],
         )
 
 
@@ -497,10 +497,10 @@ def _step_time(
         convolution = device.kernels.convolution if has_convolutions(model, device, precision) else None
         source = device.kernels.source if convolution is None else convolution.source
         return None, f"kernels of {device.name} under {stack.title} ({source})"
-    given = compute.efficiency if compute is not None else None
+    efficiency = compute.efficiency if compute is not None else None
     precision = base_precision(precision)
-    where = "as given" if given is not None else device.efficiency_basis
-    fraction = given if given is not None else device.efficiency[precision]
+    where = "as given" if efficiency is not None else device.efficiency_basis
+    fraction = efficiency if efficiency is not None else device.efficiency[precision]
     return None, f"roofline of {device.name} at {fraction:.3g} of its {precision} peak ({where})"
 
 

@@ -47,8 +47,8 @@ def has_convolutions(model: Model, device: Device, precision: str) -> bool:
         return False
     convolutions = [layer for layer in model.layers if layer.type == "conv"]
     precision = base_precision(precision)
-    known = _kind(precision) in device.kernels.convolution.forward and precision in device.peak_flops
-    return known and bool(convolutions) and all(layer.window for layer in convolutions)
+    has_rates = _kind(precision) in device.kernels.convolution.forward and precision in device.peak_flops
+    return has_rates and bool(convolutions) and all(layer.window for layer in convolutions)
 
 
 def convolution_products(
@@ -69,7 +69,7 @@ def convolution_products(
         merged = 1.0 if precision == "fp32" else max(1, math.ceil(GROUPED_CHANNELS / max(channels, n)))
     merged = min(groups, merged)
     groups, channels, n = groups / merged, merged * channels, merged * n
-    k, k_back = (slice_ * math.ceil(each / slice_) for each in (channels, n))
+    k, k_back = (slice_ * math.ceil(width / slice_) for width in (channels, n))
     before, after = math.prod(layer.in_shape[1:]), math.prod(layer.out_shape[1:])
     return (
         Product(batch_size * after, n, k * window, groups),
@@ -106,12 +106,12 @@ def convolution_times(model: Model, timing: Timing) -> tuple[Floats, Floats]:
     streaming = timing.kernels.streaming * timing.free
     passes = roofline_times(model, timing.device, timing.batch_size, timing.base, 1.0, streaming)
     kernels, times = LayerKernels(timing), np.stack(passes, axis=1)
-    known: dict[tuple[object, ...], tuple[float, float]] = {}
+    computed: dict[tuple[object, ...], tuple[float, float]] = {}
     for i, layer in enumerate(model.layers):
         key = (layer.type, layer.in_shape, layer.out_shape, layer.tensors, layer.window, layer.input_grad)
-        if key not in known:
-            known[key] = kernels.seconds(layer, (times[i, 0], times[i, 1]))
-        times[i] = known[key]
+        if key not in computed:
+            computed[key] = kernels.seconds(layer, (times[i, 0], times[i, 1]))
+        times[i] = computed[key]
     counts = np.array([kernels.number(layer) for layer in model.layers])
     return bounded_by_launches(model, counts, timing.stack, (times[:, 0], times[:, 1]))
 
@@ -149,7 +149,7 @@ class LayerKernels:
             forward, backward = (self._elements(visited, rate, n_in + n_out) for rate in self.rates.pooled)
             return forward, gradient * backward
         if layer.type in _ACTIVATIONS:
-            forward, backward = (self._elements(0.0, 1.0, each * n_out) for each in ACTIVATION_TRAFFIC)
+            forward, backward = (self._elements(0.0, 1.0, traffic * n_out) for traffic in ACTIVATION_TRAFFIC)
             return forward, gradient * backward
         launch = self.timing.device.launch_time
         forward, backward = (seconds + launch if seconds else 0.0 for seconds in streamed)

@@ -202,7 +202,7 @@ def of_same_chip(device: Device, names: Sequence[str]) -> bool:
     for name in names:
         other = device if name == device.name else load_device(name) if name in device_names() else None
         if other is not None and other.kernels and device.kernels and other.kernels.units == device.kernels.units:
-            peaks = [each.peak_flops["bf16"] for each in (device, other) if "bf16" in each.peak_flops]
+            peaks = [chip.peak_flops["bf16"] for chip in (device, other) if "bf16" in chip.peak_flops]
             if max(peaks, default=0.0) < 1.5 * min(peaks, default=1.0):
                 return True
     return False

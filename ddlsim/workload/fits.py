@@ -288,7 +288,7 @@ def _together(case: _Case, room: float) -> Iterator[tuple[_Changes, Memory]]:
 
 
 def _joined(changes: Iterable[_Changes]) -> _Changes:
-    return {name: value for each in changes for name, value in each.items()}
+    return {name: value for part in changes for name, value in part.items()}
 
 
 def _options(case: _Case, room: float) -> Iterator[tuple[str, _Changes]]:

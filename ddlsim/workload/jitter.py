@@ -174,7 +174,7 @@ def slowed_duration(work: float, begin: float, slow: Iterable[Slow]) -> float:
     The rate is 1 / (product of the active factors), so a computation that overlaps a slow interval partially is
     stretched partially.
     """
-    left_slow = [each for each in slow if each[1] > begin]
+    left_slow = [interval for interval in slow if interval[1] > begin]
     edges = sorted({edge for start, end, _ in left_slow for edge in (start, end) if edge > begin})
     now, left = begin, work
     for edge in [*edges, math.inf]:
@@ -188,12 +188,12 @@ def slowed_duration(work: float, begin: float, slow: Iterable[Slow]) -> float:
 
 def slow_intervals(slow: Iterable[Slow]) -> list[tuple[float, float]]:
     """Return consecutive intervals as (end in s, factor); in each, work takes `factor` times as long."""
-    to_come = sorted(slow, key=lambda each: each[0], reverse=True)
+    to_come = sorted(slow, key=lambda interval: interval[0], reverse=True)
     edges = sorted({edge for start, end, _ in to_come for edge in (start, end)})
     intervals, active = [], list[Slow]()
     for begin, interval_end in itertools.pairwise([-math.inf, *edges, math.inf]):
         while to_come and to_come[-1][0] <= begin:
             active.append(to_come.pop())
-        active = [each for each in active if begin < each[1]]
+        active = [interval for interval in active if begin < interval[1]]
         intervals.append((interval_end, math.prod(factor for *_, factor in active)))
     return intervals

@@ -104,9 +104,9 @@ def _kept_inputs(
             kept[i] += low * layer.out_shape[0] * layer.heads * layer.head_size / tensor
         if i + 1 == len(layers) or not (layers[i + 1].heads or layers[i + 1].type in ("dense", "swiglu", "tied_dense")):
             continue
-        n_out, ways = math.prod(layer.out_shape), _n_shards(layer, kinds[i], tensor, sequence)
+        n_out, n_shards = math.prod(layer.out_shape), _n_shards(layer, kinds[i], tensor, sequence)
         operand = low if inside[i] and inside[i + 1] else element
-        kept[i] += (operand if layer.type == "relu" and low < element else operand - element) * n_out / ways
+        kept[i] += (operand if layer.type == "relu" and low < element else operand - element) * n_out / n_shards
         if stack.keeps_gathered and sequence and kinds[i] == WHOLE:
             kept[i] += operand * n_out * (1.0 - 1.0 / tensor)
 

@@ -207,11 +207,11 @@ class Builder:
         has_type = "type" in PLAIN.arguments_of(spec_type)
         kind = str(entry["type"]) if has_type else spec_type.__name__
         name = self._name(entry, kind, place, scope)
-        given = entry if has_type else {key: value for key, value in entry.items() if key != "type"}
-        spec = self.specs.get(key := (spec_type, repr(given)))  # most layers of a large model are alike
+        options = entry if has_type else {key: value for key, value in entry.items() if key != "type"}
+        spec = self.specs.get(key := (spec_type, repr(options)))  # most layers of a large model are alike
         if spec is None:
             where = f"{self.path}: {place} ({kind} {name!r})"
-            spec = self.specs[key] = PLAIN.build(spec_type, given, where, Source(allow_code=self.allow_code), ": ")
+            spec = self.specs[key] = PLAIN.build(spec_type, options, where, Source(allow_code=self.allow_code), ": ")
         try:
             cost = spec.cost(flow.shape)
         except ConfigError as error:
@@ -233,8 +233,8 @@ class Builder:
         ):
             if n > limit:
                 raise self.error(name, f"{n:.3g} {items} exceed the limit of {limit:.0e}; correct the sizes")
-        made, moved, stored = (FP32_NBYTES * n for n in (math.prod(cost.out_shape), cost.moved, cost.stored))
-        sizes = (flow.shape, cost.out_shape, n_params, cost.macs, 2.0 * cost.macs, made, cost.tensors, moved, stored)
+        output, moved, stored = (FP32_NBYTES * n for n in (math.prod(cost.out_shape), cost.moved, cost.stored))
+        sizes = (flow.shape, cost.out_shape, n_params, cost.macs, 2.0 * cost.macs, output, cost.tensors, moved, stored)
         self.layers.append(Layer(name, kind, *sizes, flow.learned, model_parallel, cost.winograd, window=cost.window))
         return len(self.layers) - 1
 
@@ -330,10 +330,10 @@ def _evaluated(node: ast.expr, values: Values) -> int:
             assert isinstance(value, int)  # as checked above
             return value
         case ast.BinOp(left=left, op=ast.Div(), right=right):
-            whole, rest = divmod(_evaluated(left, values), _evaluated(right, values))
+            quotient, rest = divmod(_evaluated(left, values), _evaluated(right, values))
             if rest:
                 raise ArithmeticError
-            return whole
+            return quotient
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
             return _OPERATORS[type(op)](_evaluated(left, values), _evaluated(right, values))
     raise ValueError

@@ -16,8 +16,8 @@ def bundled_names() -> list[str]:
     names: list[str] = []
     for family, path in bundled_files("models").items():
         sizes = sizes_of(path)
-        whole = all(key in sizes[""] for table in sizes.values() for key in table)
-        names += [f"{family}-{size}" if size else family for size in sizes if size or whole]
+        complete = all(key in sizes[""] for table in sizes.values() for key in table)
+        names += [f"{family}-{size}" if size else family for size in sizes if size or complete]
     return sorted(names)
 
 

@@ -153,8 +153,8 @@ def default_precision(model: Model, *devices: Device) -> str:
 
 def _has_products(device: Device, precision: str) -> bool:
     """Whether the device's rate of matrix products is known."""
-    known = device.kernels is not None and device.kernels.fraction(precision) is not None
-    return known and has_products(precision, device.peak_flops)
+    has_rate = device.kernels is not None and device.kernels.fraction(precision) is not None
+    return has_rate and has_products(precision, device.peak_flops)
 
 
 def check_kernels(model: Model, device: Device, precision: str) -> None:
@@ -166,8 +166,8 @@ def check_kernels(model: Model, device: Device, precision: str) -> None:
         )
     if not has_kernels(model, device, precision):
         names = [name for name in device_names() if has_kernels(model, load_device(name), precision)]
-        own = [name for name in ELEMENT_NBYTES if has_kernels(model, device, name)]
-        remedy = f"devices with rates: {', '.join(names)}" if names else f"use {' or '.join(own) or 'Roofline()'}"
+        dtypes = [name for name in ELEMENT_NBYTES if has_kernels(model, device, name)]
+        remedy = f"devices with rates: {', '.join(names)}" if names else f"use {' or '.join(dtypes) or 'Roofline()'}"
         raise ConfigError(f"PerKernel: {device.name} has no kernel rates for {precision}; {remedy}")
 
 
@@ -213,9 +213,9 @@ def gemm_efficiency(device: DeviceLike, m: Positive, n: Positive, k: Positive, p
     machine = load_device(device)
     if not _has_products(machine, precision):
         names = [name for name in device_names() if _has_products(load_device(name), precision)]
-        known = ", ".join(names)
+        listed = ", ".join(names)
         raise ConfigError(
-            f"gemm_efficiency: {machine.name} has no kernel rates for {precision}; devices with rates: {known}"
+            f"gemm_efficiency: {machine.name} has no kernel rates for {precision}; devices with rates: {listed}"
         )
     peak = machine.peak_flops[product_type(precision)]
     return 2.0 * m * n * k / (product_time(Product(m, n, k), machine, precision) * peak)
@@ -227,11 +227,11 @@ def layer_products(layer: Layer, role: str, batch_size: float, tensor: int = 1) 
         return _attention_products(layer, batch_size, tensor)
     if layer.type == "mixture_of_experts":
         experts, (length, features) = _experts(layer), layer.in_shape
-        each = batch_size * experts.rows / experts.number
+        rows = batch_size * experts.rows / experts.number
         return (
             Product(batch_size * length, experts.number, features),
-            Product(each, (2.0 if experts.gated else 1.0) * experts.units, features, experts.number),
-            Product(each, features, experts.units, experts.number),
+            Product(rows, (2.0 if experts.gated else 1.0) * experts.units, features, experts.number),
+            Product(rows, features, experts.units, experts.number),
         )
     if layer.type not in ("dense", "swiglu", "tied_dense") or len(layer.out_shape) != 2:
         return ()
@@ -345,13 +345,13 @@ def kernel_times(model: Model, timing: Timing) -> tuple[Floats, Floats]:
     )
     ranges = blocks(model.layers)
     rows = []
-    known: dict[tuple[object, ...], tuple[float, float]] = {}  # most layers occur once per transformer layer
+    computed: dict[tuple[object, ...], tuple[float, float]] = {}  # most layers occur once per transformer layer
     for layer, role, *passes in zip(model.layers, model.roles, *streamed, strict=True):
         key = (role, layer.block > 0, *passes, *_costs(layer))
-        if key not in known:
+        if key not in computed:
             precision = timing.precision if layer.block > 0 else timing.base
-            known[key] = _layer_times(layer, role, timing, precision, (passes[0], passes[1]))
-        rows.append(known[key])
+            computed[key] = _layer_times(layer, role, timing, precision, (passes[0], passes[1]))
+        rows.append(computed[key])
     times = np.array(rows)
     launched = np.array([_n_kernels(layer, timing) for layer in model.layers])
     alone = ((i, i + 1) for i, layer in enumerate(model.layers) if layer.block <= 0)
@@ -404,7 +404,7 @@ def score_times(model: Model, timing: Timing) -> Floats:
 def _attention(layer: Layer, timing: Timing) -> tuple[float, float]:
     """Return the forward and backward times of attention itself in s: fused, or its two products and softmax."""
     stack, device = timing.stack, timing.device
-    core = [each for each in _attention_products(layer, timing.batch_size, timing.tensor) if each.core]
+    core = [product for product in _attention_products(layer, timing.batch_size, timing.tensor) if product.core]
     kernel = stack.attention_kernel(device)
     if timing.flash and kernel is not None:
         rates = timing.kernels.attention[kernel]
@@ -414,7 +414,7 @@ def _attention(layer: Layer, timing: Timing) -> tuple[float, float]:
         peak *= timing.free
         # the matrix is recomputed (Dao et al. 2022, section 3.1): five products instead of four
         return flops / (peak * rates.forward) * ramps[0], 2.5 * flops / (peak * rates.backward) * ramps[1]
-    forward = sum(timing.product(each, timing.base) for each in core)
+    forward = sum(timing.product(product, timing.base) for product in core)
     backward = sum(
         timing.product(Product(*sizes, copies), timing.base)
         for m, n, k, copies, _ in core
@@ -450,11 +450,11 @@ def _layer_times(
 ) -> tuple[float, float]:
     """Return the forward and backward times of a layer on the device in s, ignoring launches."""
     batch_size, tensor = timing.batch_size, timing.tensor
-    products = [each for each in layer_products(layer, role, batch_size, tensor) if not each.core]
+    products = [product for product in layer_products(layer, role, batch_size, tensor) if not product.core]
     if not products:
         share = tensor if role == INNER or (timing.sequence and len(layer.out_shape) == 2) else 1
         return streamed[0] / share, streamed[1] / share
-    forward = sum(timing.product(each, precision) for each in products)
+    forward = sum(timing.product(product, precision) for product in products)
     backward = 0.0
     for m, n, k, copies, _ in products:
         if layer.input_grad:
@@ -469,15 +469,15 @@ def _layer_times(
         multiple = 1.0 if timing.stack.rotation is None else timing.stack.rotation / timing.stack.elementwise
         moved = (multiple * element * layer.rotated * batch_size / tensor,) * 2
     elif layer.type == "swiglu":
-        made = math.prod(layer.out_shape) * batch_size / tensor
-        moved = SWIGLU_TRAFFIC[0] * element * made, SWIGLU_TRAFFIC[1] * element * made
+        hidden = math.prod(layer.out_shape) * batch_size / tensor
+        moved = SWIGLU_TRAFFIC[0] * element * hidden, SWIGLU_TRAFFIC[1] * element * hidden
     elif layer.type == "mixture_of_experts":
         experts, (tokens, width) = _experts(layer), layer.in_shape
         # tokens are copied to their experts, and the results are read and summed; the router's choice
         around = 3.0 * experts.rows * width + tokens * width + 2.0 * tokens * experts.number
         first, back = SWIGLU_TRAFFIC if experts.gated else ACTIVATION_TRAFFIC
-        made, element = experts.rows * experts.units, element * batch_size
-        moved = element * (first * made + around), element * (back * made + around)
+        hidden, element = experts.rows * experts.units, element * batch_size
+        moved = element * (first * hidden + around), element * (back * hidden + around)
     elif _is_loss(layer):
         nbytes = timing.stack.loss_traffic / timing.stack.elementwise * math.prod(layer.out_shape) * batch_size / tensor
         moved = LOSS_FORWARD * nbytes, (1.0 - LOSS_FORWARD) * nbytes

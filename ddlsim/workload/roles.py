@@ -130,9 +130,9 @@ def split_error(model: Model, tensor: int) -> str:
 def kv_heads(layer: Layer) -> int:
     """Return the number of heads of an attention layer's keys and values."""
     sizes = dict(layer.tensors)
-    whole = sizes["out.weight"]  # d x d, of all heads
-    key = sizes["key.weight"] if "key.weight" in sizes else (sizes["qkv.weight"] - whole) / 2
-    return round(layer.heads * key / whole)
+    full = sizes["out.weight"]  # d x d, of all heads
+    key = sizes["key.weight"] if "key.weight" in sizes else (sizes["qkv.weight"] - full) / 2
+    return round(layer.heads * key / full)
 
 
 def copies(layer: Layer, tensor: int) -> int:

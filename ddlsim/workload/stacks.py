@@ -165,8 +165,8 @@ class Stack:
 
     def attention_kernel(self, device: Device) -> str | None:
         """Return the fused attention kernel for a device, or None if attention matrices are written to memory."""
-        known = {} if device.kernels is None else device.kernels.attention
-        return next((name for name in self.attention if name in known), None)
+        rates = {} if device.kernels is None else device.kernels.attention
+        return next((name for name in self.attention if name in rates), None)
 
     def gathered_nbytes(self, layers: Sequence[Layer], precision: str) -> float:
         """Return the average bytes per parameter when sharded weights of some layers are gathered.
@@ -226,9 +226,9 @@ def load_stack(name: StackLike) -> Stack:
     if str(name) not in _tables():
         framework, at, _ = str(name).partition("@")
         if at and framework in _tables():
-            known = ", ".join(each for each in stack_names() if each.partition("@")[0] == framework)
+            releases = ", ".join(release for release in stack_names() if release.partition("@")[0] == framework)
             raise ConfigError(
-                f"stack {name!r} is not bundled; the releases are {known}. To fit another release to measured runs, "
+                f"stack {name!r} is not bundled; the releases are {releases}. To fit another release to measured runs, "
                 f"run ddlsim calibrate runs.csv --stack {framework} --out {name}.toml"
             )
         raise unknown_name("stack", str(name), _tables())
@@ -249,8 +249,8 @@ def stack_names() -> list[str]:
 def default_stack(strategy: str, device: Device) -> str:
     """Return the name of the default stack for a strategy on a device."""
     usual = {"Parallel": "megatron", "FSDP": "torchtitan"}.get(strategy, "pytorch")
-    known = device.kernels is not None and bool(device.kernels.attention)
-    if known and load_stack(usual).attention_kernel(device) is None:  # a device with other software, such as a TPU
+    has_rates = device.kernels is not None and bool(device.kernels.attention)
+    if has_rates and load_stack(usual).attention_kernel(device) is None:  # a device with other software, such as a TPU
         return next((name for name in ("maxtext", *_tables()) if _bundled(name).attention_kernel(device)), usual)
     return usual
 

@@ -36,15 +36,15 @@ class Stage:
 
 def for_each(workloads: Sequence[Workload], value_of: Callable[[Workload], T]) -> list[T]:
     """Return a value for each worker's workload; it is computed once for all workers with the same object."""
-    values = {key: value_of(workload) for key, workload in {id(each): each for each in workloads}.items()}
-    return [values[id(each)] for each in workloads]
+    values = {key: value_of(workload) for key, workload in {id(workload): workload for workload in workloads}.items()}
+    return [values[id(workload)] for workload in workloads]
 
 
 def n_copies(stages: Sequence[Stage], workloads: Sequence[Workload]) -> float:
     """Return the number of model copies that the workers represent together, by compute time of their passes."""
     return sum(
-        1.0 if stage.workload is whole else _passes(stage.workload) / _passes(whole)
-        for stage, whole in zip(stages, workloads, strict=True)
+        1.0 if stage.workload is workload else _passes(stage.workload) / _passes(workload)
+        for stage, workload in zip(stages, workloads, strict=True)
     )
 
 

@@ -232,8 +232,8 @@ class _Placing:
         """Return the number of columns of each part of a table."""
         if self.sharding != "column-wise":
             return [table.dim]
-        ways = max(w for w in range(1, min(len(self.ranks), table.dim) + 1) if table.dim % w == 0)
-        return [table.dim // ways] * ways
+        n_parts = max(w for w in range(1, min(len(self.ranks), table.dim) + 1) if table.dim % w == 0)
+        return [table.dim // n_parts] * n_parts
 
     def _one(self, i: int, columns: int) -> Shard | None:
         for rank in sorted(self.ranks, key=lambda r: (self.lookups.get(r, 0.0), self.device.get(r, 0.0), r)):

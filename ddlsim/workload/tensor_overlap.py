@@ -70,23 +70,23 @@ def layer_overlaps(workload: Workload, i: int, role: str, forward: Floats, tenso
     forward  time in s of each layer's forward pass on one of `tensor` ranks
     """
     products = layer_products(workload.model.layers[i], role, workload.batch_size, tensor)
-    first, last = [each for each in products[:-1] if not each.core] or products, products[-1:]
-    flops = sum(_flops(each) for each in products)
+    first, last = [product for product in products[:-1] if not product.core] or products, products[-1:]
+    flops = sum(_flops(product) for product in products)
 
     def beside(method: str, chunks: int, chosen: Sequence[Product]) -> OverlappedProduct:
-        whole = float(forward[i]) * sum(_flops(each) for each in chosen) / flops
+        total = float(forward[i]) * sum(_flops(product) for product in chosen) / flops
         left = 1.0
         if workload.by_kernel:
             seconds = _seconds(workload, chosen)
             left = _seconds(workload, chosen, COMMUNICATING) / seconds if method != RING_EXCHANGE else 1.0
-            whole = seconds if workload.summed else whole
-        return OverlappedProduct(method, chunks, whole, whole * left)
+            total = seconds if workload.summed else total
+        return OverlappedProduct(method, chunks, total, total * left)
 
     of_input, of_weights = [Product(m, k, n) for m, n, k, *_ in first], [Product(k, n, m) for m, n, k, *_ in first]
     of_output = [Product(m, k, n) for m, n, k, *_ in last]
     if workload.stack.tensor_overlap == "symmetric memory" and workload.by_kernel:
         enters, leaves, again, gradient = (
-            beside(RING_EXCHANGE, tensor, each) for each in (first, last, of_output, of_input)
+            beside(RING_EXCHANGE, tensor, chosen) for chosen in (first, last, of_output, of_input)
         )
         sole = workload.model.layers[i].type == "dense"  # the only product of its input
         return LayerOverlaps(enters, None, gradient if sole else None, leaves, again)
@@ -110,6 +110,6 @@ def _seconds(workload: Workload, products: Sequence[Product], communicating: int
     units = workload.device.kernels.units
     units -= communicating if units > communicating else 0
     return (
-        sum(product_time(each, workload.device, workload.precision, workload.stack.gemm, units) for each in products)
+        sum(product_time(gemm, workload.device, workload.precision, workload.stack.gemm, units) for gemm in products)
         / workload.speed
     )

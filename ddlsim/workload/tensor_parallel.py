@@ -87,9 +87,9 @@ class Shard:
         """Return the bytes that a rank sends per pass in rings: 2 (t - 1)/t of an all-reduce, else (t - 1)/t."""
         share = (self.tensor - 1) / self.tensor
         return sum(
-            (2.0 if each.kind == ALL_REDUCE else 1.0) * share * each.nbytes
-            for each in self.collectives
-            if each.phase == phase
+            (2.0 if collective.kind == ALL_REDUCE else 1.0) * share * collective.nbytes
+            for collective in self.collectives
+            if collective.phase == phase
         )
 
 
@@ -121,19 +121,19 @@ def tensor_parallel(
     """
     if tp_comm_overlap and not sequence:
         raise ConfigError("tp_comm_overlap = True: requires sequence parallelism; set sequence=True")
-    whole, rank = _of_rank(workload, tensor, sequence)
+    full, rank = _of_rank(workload, tensor, sequence)
     kinds = workload.model.roles
     split, apart = (ATTENTION, COLUMN, ROW) if tp_comm_overlap else (), LayerOverlaps()
     overlaps = [
-        layer_overlaps(whole, i, role, rank.forward, tensor) if role in split else apart for i, role in enumerate(kinds)
+        layer_overlaps(full, i, role, rank.forward, tensor) if role in split else apart for i, role in enumerate(kinds)
     ]
-    if tp_comm_overlap and whole.by_kernel and whole.stack.tensor_overlap == "symmetric memory":
-        rank = dataclasses.replace(rank, forward=rank.forward + _sums(whole, kinds, tensor))
-    backward = rank.backward + _again(whole, rank.forward, recompute, tensor)
+    if tp_comm_overlap and full.by_kernel and full.stack.tensor_overlap == "symmetric memory":
+        rank = dataclasses.replace(rank, forward=rank.forward + _sums(full, kinds, tensor))
+    backward = rank.backward + _again(full, rank.forward, recompute, tensor)
     waiting = np.zeros_like(rank.forward)
     waiting[0] = workload.wait
     rank = dataclasses.replace(rank, forward=rank.forward + waiting, backward=backward + rank.accumulation_time)
-    exchanges = _collectives(whole, kinds, sequence, recompute, overlaps) if tensor > 1 else ()
+    exchanges = _collectives(full, kinds, sequence, recompute, overlaps) if tensor > 1 else ()
     return Shard(rank, tensor, sequence, recompute, exchanges)
 
 
@@ -185,12 +185,12 @@ def _kernel_seconds(workload: Workload, tensor: int, sequence: bool) -> tuple[Fl
     split = kernel_times(workload.model, workload.timing(tensor, sequence=sequence))
     if workload.summed:
         return split[0] / workload.speed, split[1] / workload.speed
-    whole = kernel_times(workload.model, workload.timing())
-    one, two = (
-        known * np.divide(part, all_of_it, out=np.ones_like(part), where=all_of_it > 0.0)
-        for known, part, all_of_it in zip((workload.forward, workload.backward), split, whole, strict=True)
+    full = kernel_times(workload.model, workload.timing())
+    forward, backward = (
+        seconds * np.divide(part, total, out=np.ones_like(part), where=total > 0.0)
+        for seconds, part, total in zip((workload.forward, workload.backward), split, full, strict=True)
     )
-    return one, two
+    return forward, backward
 
 
 def _shares(model: Model, kinds: tuple[str, ...], tensor: int, sequence: bool) -> Floats:
@@ -250,8 +250,8 @@ def _scores_again(workload: Workload, forward: Floats, tensor: int) -> Floats:
         return again
     seconds = score_times(model, workload.timing(tensor)) / workload.speed
     if not workload.summed:
-        whole, _ = kernel_times(model, workload.timing())
-        seconds *= workload.speed * np.divide(workload.forward, whole, out=np.ones_like(whole), where=whole > 0.0)
+        full, _ = kernel_times(model, workload.timing())
+        seconds *= workload.speed * np.divide(workload.forward, full, out=np.ones_like(full), where=full > 0.0)
     return seconds
 
 
@@ -302,7 +302,7 @@ def _collectives(
                 add("backward", ALL_GATHER, leaving, i)
         elif role == VOCABULARY:
             _loss(add, layer, i, entering, batch, sequence)
-    return (*forward, *sorted(backward, key=lambda each: -each.layer))
+    return (*forward, *sorted(backward, key=lambda collective: -collective.layer))
 
 
 def _loss(add: _Add, layer: Layer, i: int, entering: float, batch: int, sequence: bool) -> None:

@@ -148,7 +148,7 @@ def test_a_saved_file_names_other_files_from_its_own_folder(tmp_path, monkeypatc
         (str(tmp_path / "in" / "model.toml"), str(tmp_path / "in" / "model.toml")),
     ):
         assert relative_name(name, Path("out")) == written
-    assert Source(Path("images")).found(relative_name("images/a", Path("images"))) == Path("images/a")
+    assert Source(Path("images")).located(relative_name("images/a", Path("images"))) == Path("images/a")
 
 
 def test_only_toml_and_python_are_written(tmp_path):

@@ -133,9 +133,9 @@ def pictures(frames: Frames, number: int) -> tuple[str, str]:
     state = frames.played[number]
     words = "; ".join(f"{src} to {dst}: {ranges(chunks)}" for src, dst, _, chunks in messages_of(state))
     sent = f"Messages of the round (sender, receiver, chunks): {words or 'no messages'}"
-    whole = f"{int(state.whole.sum())} of {int(state.required.sum())} required blocks are complete"
+    status = f"{int(state.whole.sum())} of {int(state.required.sum())} required blocks are complete"
     ranks, chunks = ring_of_ranks(state), frames.draw(number)
-    return image(ranks, sent, _FLEX.format(1, 240)), image(chunks, f"Ranks by chunks: {whole}", _FLEX.format(2, 280))
+    return image(ranks, sent, _FLEX.format(1, 240)), image(chunks, f"Ranks by chunks: {status}", _FLEX.format(2, 280))
 
 
 def bars(played: Played, number: int) -> str:
@@ -148,13 +148,13 @@ def bars(played: Played, number: int) -> str:
 def numbers(played: Played) -> Sequence[tuple[str, str]]:
     """Return labelled numbers of the whole collective."""
     question = played.question
-    found = [("time", seconds(played.times[-1])), ("rounds", str(played.n_rounds))]
-    found.append(("messages", f"{played.schedule.n_messages:,}"))
+    labelled = [("time", seconds(played.times[-1])), ("rounds", str(played.n_rounds))]
+    labelled.append(("messages", f"{played.schedule.n_messages:,}"))
     if played.n_rounds:
-        found.append(("bus bandwidth", si(played.bus_bandwidth, "B/s")))
+        labelled.append(("bus bandwidth", si(played.bus_bandwidth, "B/s")))
     if played.closed_form is not None:
-        found.append(("closed form", seconds(played.closed_form.time)))
-    return [(f"{WORDS[question.kind]}, {question.n_ranks} ranks", question.algorithm), *found]
+        labelled.append(("closed form", seconds(played.closed_form.time)))
+    return [(f"{WORDS[question.kind]}, {question.n_ranks} ranks", question.algorithm), *labelled]
 
 
 def closed_form(played: Played) -> str:
@@ -174,9 +174,9 @@ def files(question: Question) -> list[File]:
     if question.n_segments is not None and takes_segments(question.algorithm, question.kind):
         imports = "from functools import partial\n\n"
         algorithm = f"partial(find({algorithm}, {json.dumps(question.kind)}), n_segments={question.n_segments})"
-    found = "from ddlsim.collectives.lookup import find\n" if imports else ""
+    extra = "from ddlsim.collectives.lookup import find\n" if imports else ""
     program = (
-        f"{imports}import ddlsim\nfrom ddlsim.collectives import build, states\n{found}from ddlsim.units import si\n\n"
+        f"{imports}import ddlsim\nfrom ddlsim.collectives import build, states\n{extra}from ddlsim.units import si\n\n"
         f"cluster = ddlsim.load_cluster({json.dumps(question.cluster)})\n"
         f"algorithm = {algorithm}\nn_ranks, nbytes, kind = {question.n_ranks}, {json.dumps(question.nbytes)}, "
         f"{json.dumps(question.kind)}\n\n"

@@ -218,7 +218,7 @@ def files(setup: Setup, lesson: Lesson, others: Sequence[str]) -> list[File]:
     first = next(iter(experiments.values()))
     if len(experiments) == 1:
         return files_of(first, NAME)
-    return files_of(Study(first, {"strategy": {label: each.strategy for label, each in experiments.items()}}), NAME)
+    return files_of(Study(first, {"strategy": {label: run.strategy for label, run in experiments.items()}}), NAME)
 
 
 def _status(text: str) -> str:

@@ -72,10 +72,10 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
         exports,
     ]
 
-    def done(found: tuple[Result, str]) -> None:
-        shown[:], problem.object, body.object = found[:1], "", found[1]
-        for each in panels:
-            each.stale()
+    def done(outcome: tuple[Result, str]) -> None:
+        shown[:], problem.object, body.object = outcome[:1], "", outcome[1]
+        for panel in panels:
+            panel.stale()
 
     def failed(text: str) -> None:
         shown.clear()
@@ -84,7 +84,7 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
 
     setup.when_shown(NAME, lambda: jobs.ask(NAME, lambda: partial(simulated, setup.experiment()), done, failed))
     bar = jobs.bar(NAME, lambda: failed("cancelled; change a field to simulate again"))
-    return pn.Column(bar, problem, body, *(each.card for each in panels), sizing_mode="stretch_width")
+    return pn.Column(bar, problem, body, *(panel.card for panel in panels), sizing_mode="stretch_width")
 
 
 def simulated(experiment: Experiment, progress: Progress) -> tuple[Result, str]:
@@ -104,8 +104,8 @@ def tell_first(progress: Progress) -> None:
 def described(result: Result) -> str:
     """Return the numbers of a run as HTML."""
     values = record(result)
-    known = ((METRICS[name], values.get(name)) for name in HEADLINES)
-    numbers = [(metric.heading, metric.write(value)) for metric, value in known if value is not None]
+    headlines = ((METRICS[name], values.get(name)) for name in HEADLINES)
+    numbers = [(metric.heading, metric.write(value)) for metric, value in headlines if value is not None]
     styles = {kind: (colour, label) for kind, (colour, _, label) in time_styles(result.shares).items()}
     what = f"{result.n_workers} workers on {result.cluster.name}: {result.experiment.strategy.label}"
     first = SUMMARY if result.fits else set(SUMMARY) - {"memory"}  # which is a warning below

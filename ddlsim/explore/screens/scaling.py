@@ -113,10 +113,10 @@ def _draw(study: Study, summary: pd.DataFrame, progress: Progress) -> None:
         progress.check()
         progress.update((i + 1) / (len(summary) + 1), f"interval of point {i + 1} of {len(summary)}")
         try:
-            found = predict_interval(experiments[str(strategy), int(workers)], n_draws=N_DRAWS).throughput
+            interval = predict_interval(experiments[str(strategy), int(workers)], n_draws=N_DRAWS).throughput
         except DdlsimError:
             continue
-        low, high = found.low / found.value, found.high / found.value
+        low, high = interval.low / interval.value, interval.high / interval.value
         for name in SHOWN:
             ends = (low, high) if METRICS[name].larger_is_better else (1.0 / high, 1.0 / low)
             for end, factor in zip(("low", "high"), ends, strict=True):
@@ -126,19 +126,19 @@ def _draw(study: Study, summary: pd.DataFrame, progress: Progress) -> None:
 def series(scaled: Scaled, metric: str) -> dict[str, Mapping[str, Sequence[float]]]:
     """Return the points of each strategy as columns of a chart, and "ideal" if it applies to the metric."""
     factor = METRICS[metric].factor
-    found: dict[str, Mapping[str, Sequence[float]]] = {}
+    by_label: dict[str, Mapping[str, Sequence[float]]] = {}
     for label, part in scaled.summary.groupby("strategy", sort=False):
-        known = part[part[metric].map(math.isfinite)].sort_values("workers")
+        rows = part[part[metric].map(math.isfinite)].sort_values("workers")
         names = {"value": metric, "low": f"{metric}_low", "high": f"{metric}_high"}
-        values = {column: (factor * known[name]).tolist() for column, name in names.items()}
-        found[str(label)] = {"workers": known["workers"].astype(int).tolist(), **values}
+        values = {column: (factor * rows[name]).tolist() for column, name in names.items()}
+        by_label[str(label)] = {"workers": rows["workers"].astype(int).tolist(), **values}
     if metric == "throughput" and len(scaled.summary):
         first = scaled.summary[scaled.summary["strategy"] == scaled.summary["strategy"].iloc[0]].sort_values("workers")
         ideal = (first["throughput"] / first["efficiency"]).tolist()
         nothing = [math.nan] * len(ideal)
         workers = first["workers"].astype(int).tolist()
-        found["ideal"] = {"workers": workers, "value": ideal, "low": nothing, "high": nothing}
-    return {label: points for label, points in found.items() if points["workers"]}
+        by_label["ideal"] = {"workers": workers, "value": ideal, "low": nothing, "high": nothing}
+    return {label: points for label, points in by_label.items() if points["workers"]}
 
 
 NAME = "scaling"

@@ -30,7 +30,7 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
     """Return the screen: A is the run shown when the screen is opened, until another one is kept."""
     kept: dict[str, object] = setup.state()
     shown: list[tuple[Result, Result]] = []
-    known: dict[str, tuple[Experiment, Result]] = {}  # A is simulated only once
+    cached: dict[str, tuple[Experiment, Result]] = {}  # A is simulated only once
     problem, body = html(), html()
     keep = pn.widgets.Button(label="Keep the current run as A")
     keep.button_type = "primary"
@@ -45,7 +45,7 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
 
     def done(pair: tuple[Result, Result, str]) -> None:
         shown[:] = [pair[:2]]
-        known["A"] = _experiment(kept), pair[0]
+        cached["A"] = _experiment(kept), pair[0]
         problem.object = ""
         body.object = f"{_changes(kept, setup.state())}{pair[2]}"
         card.stale()
@@ -58,7 +58,7 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
         exports.stale()
 
     def refresh() -> None:
-        jobs.ask(NAME, lambda: partial(both, _experiment(kept), setup.experiment(), known.get("A")), done, failed)
+        jobs.ask(NAME, lambda: partial(both, _experiment(kept), setup.experiment(), cached.get("A")), done, failed)
 
     def take(*_: object) -> None:
         kept.clear()
@@ -82,11 +82,11 @@ def _experiment(state: dict[str, object]) -> Experiment:
 
 
 def both(
-    a: Experiment, b: Experiment, known: tuple[Experiment, Result] | None, progress: Progress
+    a: Experiment, b: Experiment, cached: tuple[Experiment, Result] | None, progress: Progress
 ) -> tuple[Result, Result, str]:
-    """Return both results, without simulating A again if it is `known`, and their differences as HTML."""
+    """Return both results, without simulating A again if it is `cached`, and their differences as HTML."""
     tell_first(progress)
-    first = known[1] if known is not None and known[0] == a else ddlsim.simulate(a)
+    first = cached[1] if cached is not None and cached[0] == a else ddlsim.simulate(a)
     progress.check()
     second = first if b == a else ddlsim.simulate(b)
     return first, second, differences(first, second)
@@ -124,7 +124,7 @@ def _changes(a: dict[str, object], b: dict[str, object]) -> str:
 
 def _shown_setting(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} = {json.dumps(each)}" for key, each in value.items()) or "defaults"
+        return ", ".join(f"{key} = {json.dumps(item)}" for key, item in value.items()) or "defaults"
     return "all devices" if value is None else str(value)
 
 
