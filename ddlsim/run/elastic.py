@@ -47,8 +47,8 @@ class Groups:
         self._length = length if math.isfinite(length) else THIRTY_DAYS
         self.n_machines = max(self.machine) + 1
         stages = contract.of(result.experiment.strategy).stages_of(result.workloads)
-        self.whole = not holds_parts(stages, result.workloads)
-        self.copy = copy_seconds(result) if self.whole and self.n_machines > 1 else 0.0
+        self.is_replicated = not holds_parts(stages, result.workloads)
+        self.copy = copy_seconds(result) if self.is_replicated and self.n_machines > 1 else 0.0
 
     @property
     def elastic(self) -> Elastic:

@@ -128,7 +128,7 @@ def _learner(prepared: Prepared, saved: Saved | None, shift: Shift | None) -> Le
 class ActiveRun:
     """A run on a `network`, from its setup at `start` (s on the network's clock) to its result.
 
-    given       the experiment as requested
+    requested   the experiment, as the caller set it
     keep_spans  record what a timeline needs
     progress    is called during a training run
     saved       the saved run that it resumes
@@ -140,11 +140,11 @@ class ActiveRun:
     """
 
     def __init__(
-        self, prepared: Prepared, given: Experiment, network: Network, *, start: float = 0.0, keep_spans: bool = False,
-        progress: Progress | None = None, saved: Saved | None = None, shift: Shift | None = None, endless: bool = False,
-        horizon: float = math.inf, shows_plan: bool = False, is_alone: bool = False,
+        self, prepared: Prepared, requested: Experiment, network: Network, *, start: float = 0.0,
+        keep_spans: bool = False, progress: Progress | None = None, saved: Saved | None = None, endless: bool = False,
+        shift: Shift | None = None, horizon: float = math.inf, shows_plan: bool = False, is_alone: bool = False,
     ) -> None:  # fmt: skip
-        self.prepared, self.given, self.experiment = prepared, given, prepared.experiment
+        self.prepared, self.requested, self.experiment = prepared, requested, prepared.experiment
         experiment = self.experiment
         self.began = time.perf_counter()
         max_time = si(experiment.max_time, "time")
@@ -196,7 +196,7 @@ class ActiveRun:
                 f"compression has no effect with {experiment.strategy.label}, which sends nothing through an "
                 "Exchange or Messages (ddlsim.runtime); leave compression out"
             )
-        if self.given.overlap_slowdown not in (None, NO_SLOWDOWN) and not context.slows:
+        if self.requested.overlap_slowdown not in (None, NO_SLOWDOWN) and not context.slows:
             context.notes.append(
                 f"overlap_slowdown has no effect with {experiment.strategy.label}, whose workers are "
                 "processes that compute at full speed while they communicate"
@@ -305,7 +305,7 @@ class ActiveRun:
             wall_seconds=time.perf_counter() - self.began,
             stop_reason=self.reason,
             monitor=self.monitor,
-            given=dataclasses.replace(self.given, cluster=prepared.cluster, model=prepared.model),
+            given=dataclasses.replace(self.requested, cluster=prepared.cluster, model=prepared.model),
             wants_stability=stability,
             share=share,
             sampled_faults=tuple(fault for fault in self._random if fault.start < loop.now - loop.start),
@@ -323,10 +323,10 @@ class ActiveRun:
         happened = [fault for fault in self._random if fault.start < seconds]
         return (
             *prepared.notes,
-            *notes.settings_notes(self.given, len(prepared.nodes)),
+            *notes.settings_notes(self.requested, len(prepared.nodes)),
             *timeline_notes(experiment, free=self.recorder.down is not None),
             *notes.link_notes(prepared.cluster),
-            *notes.overlap_notes(self.given.overlap_slowdown, context, prepared.cluster),
+            *notes.overlap_notes(self.requested.overlap_slowdown, context, prepared.cluster),
             *dict.fromkeys(context.notes),  # parts of a communicator repeat notes
             *notes.feed_notes(experiment, self.recorder, seconds),
             *faults.sampled_notes(experiment.faults, happened, seconds),
@@ -784,12 +784,12 @@ class Together:
             tenant.places = placed(self.cluster, self.free, n, job.placement, experiment.seed)
         self.free.difference_update(tenant.places)
         tenant.start = self.network.now
-        given = experiment.with_(cluster=self.cluster, workers=tenant.places)
+        requested = experiment.with_(cluster=self.cluster, workers=tenant.places)
         try:
-            prepared = prepare(given)
+            prepared = prepare(requested)
             tenant.run = ActiveRun(
                 prepared,
-                given,
+                requested,
                 self.network.shared(),
                 start=tenant.start,
                 keep_spans=self.keep_spans,
