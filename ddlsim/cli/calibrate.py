@@ -181,10 +181,10 @@ def calibrate(
             f"--out {out}: calibrated clusters and stacks are TOML files; choose a name that ends in .toml"
         )
     check_distinct(*measurements, *([] if cluster is None else [cluster]), out=out)
-    of_links: dict[str, object] = {"algorithm": algorithm, "backend": backend, "hosts": hosts, "ranks": ranks}
-    of_links |= {"operation": operation, "software": software, "reader": reader}
-    of_stacks = {"strategy": strategy, "batch": batch, "allow-code": allow_code or None}
-    for name, value in (of_stacks if stack is None else of_links).items():
+    cluster_options: dict[str, object] = {"algorithm": algorithm, "backend": backend, "hosts": hosts, "ranks": ranks}
+    cluster_options |= {"operation": operation, "software": software, "reader": reader}
+    stack_options = {"strategy": strategy, "batch": batch, "allow-code": allow_code or None}
+    for name, value in (stack_options if stack is None else cluster_options).items():
         if value is not None:
             why = "without" if stack is None else "with"
             raise ConfigError(f"--{name} has no effect {why} --stack; leave --{name} out")

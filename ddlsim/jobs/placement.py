@@ -258,11 +258,11 @@ class _Search:
     def _changed(self, places: Places, movable: Sequence[int], rng: np.random.Generator) -> Places:
         """Return places with one worker moved, in an order that suits the links."""
         order = {place: i for i, place in enumerate(self.cluster.locality_order(self.cluster.workers).tolist())}
-        whose = {place: number for number in movable for place in places[number]}
-        free = self.free - set(whose)
+        job_of = {place: number for number in movable for place in places[number]}
+        free = self.free - set(job_of)
         number = movable[int(rng.integers(len(movable)))]
         here = places[number][int(rng.integers(len(places[number])))]
-        others = sorted((free | set(whose)) - set(places[number]))
+        others = sorted((free | set(job_of)) - set(places[number]))
         if not others:
             return places
         there = others[int(rng.integers(len(others)))]

@@ -91,7 +91,7 @@ class Candidate:
     def __str__(self) -> str:
         packed = "" if self.compression == "none" else f", {self.compression}"
         workers = f"{self.workers} worker{'' if self.workers == 1 else 's'}"
-        way = self.strategy
+        text = self.strategy
         if self.sizes:
             sizes = self.sizes
             chunks = f" x {sizes['interleave']}" if sizes["interleave"] != 1 else ""
@@ -101,11 +101,11 @@ class Candidate:
             more += "" if sizes["shard"] is None else f" in groups of {sizes['shard']}"
             more += "" if sizes["cut"] in ("-", "balanced") else ", equal layers"
             more += "" if sizes["p2p"] in ("-", "overlapped") else f", p2p {sizes['p2p']}"
-            way = (
+            text = (
                 f"tensor {sizes['tensor']}, pipeline {sizes['pipeline']}, data {sizes['data']}, {order}"
                 f"micro-batches of {sizes['micro_batch']}{again}{more}"
             )
-        return shown(f"{workers} of {self.place}, {way}{packed}, batch {self.batch_size}")
+        return shown(f"{workers} of {self.place}, {text}{packed}, batch {self.batch_size}")
 
     def at(self, workers: int) -> Experiment:
         """Return the experiment with another number of workers."""

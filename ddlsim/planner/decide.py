@@ -284,7 +284,7 @@ def recommend(
             search = dataclasses.replace(search, group=learning_group)
         trials = search.run(options)
         rivals: tuple[str, ...] | None = None
-        choices, more = _choices(trials, what, search, n_best)
+        choices, choice_notes = _choices(trials, what, search, n_best)
         best = choices[0].candidate
         counts = [option.workers for option in options if option.cluster is best.cluster]
         if what is None:
@@ -296,7 +296,7 @@ def recommend(
     varied = best.workers > 1 and not best.sizes
     gains = evaluator.attempt(lambda: tuple(sensitivities(best.experiment)) if varied else (), ())
     notes += evaluator.attempt(lambda: reliability(best), [])
-    notes += [*more, *remarks, *_notes(choices, options, invalid, what), *prepare(best.experiment).left_out]
+    notes += [*choice_notes, *remarks, *_notes(choices, options, invalid, what), *prepare(best.experiment).left_out]
     notes += _software(choices)
     return Recommendation(
         target, tuple(choices), tuple(trials), tuple(crossings), gains, rules, tuple(notes), priced, rivals,

@@ -126,7 +126,7 @@ def _levels(choice: Choice, target: Target) -> tuple[float, ...]:
 
 
 def _reasons(choice: Choice, others: dict[Candidate, str]) -> tuple[str, ...]:
-    lines = [f"{candidate}: {said}" for candidate, said in others.items() if candidate is not choice.candidate]
+    lines = [f"{candidate}: {reason}" for candidate, reason in others.items() if candidate is not choice.candidate]
     return (f"{others[choice.candidate]}; also trained:", *lines) if lines else (others[choice.candidate],)
 
 

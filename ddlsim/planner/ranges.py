@@ -40,9 +40,9 @@ def ranges(
     asked = [(one, device, ends) for one, device in devices.items() if device and (ends := disputed(device))]
     outcomes = evaluator.outcomes([_at(one, device, end) for one, device, ends in asked for end in ends])
     range_of: dict[Candidate, Range] = {}
-    for (candidate, device, _), *both in zip(asked, outcomes[::2], outcomes[1::2], strict=True):
-        if all(end.status == DONE for end in both):
-            low, high = (figures_of(candidate, end, priced=priced, samples=samples) for end in both)
+    for (candidate, device, _), *pair in zip(asked, outcomes[::2], outcomes[1::2], strict=True):
+        if all(end.status == DONE for end in pair):
+            low, high = (figures_of(candidate, end, priced=priced, samples=samples) for end in pair)
             range_of[candidate] = Range(low, high, device.name)
     return range_of
 

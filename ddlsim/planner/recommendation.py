@@ -228,9 +228,9 @@ class Recommendation:
         speed["cost_range"] = None if ends is None else [self.cost(end) for end in ends]
         spent = {"time": figures.total_time if finite else None, "cost": cost if math.isfinite(cost) else None}
         missed = {miss.what: miss.share for miss in choice.misses if 0.0 < miss.share < math.inf}
-        said = {"accuracy": choice.accuracy, "missed": missed, "reasons": list(choice.reasons)}
+        outcome = {"accuracy": choice.accuracy, "missed": missed, "reasons": list(choice.reasons)}
         exact = {**choice.candidate.settings, "exact": choice.exact}
-        return {**exact, **speed, "efficiency": figures.efficiency, **spent, **said}
+        return {**exact, **speed, "efficiency": figures.efficiency, **spent, **outcome}
 
     def __str__(self) -> str:
         layouts = aligned(layout_cells(self))
@@ -282,13 +282,13 @@ def choice_rows(plan: Recommendation) -> list[tuple[str, str]]:
     """Return labels and texts about the target and the recommendation. A row without a label continues the previous
     one, and an empty row starts a new paragraph."""
     rows = [("target", _target(plan.target)), ("searched", _searched(plan)), *_verdict(plan), *_certainty(plan)]
-    said: set[str] = set()
+    stated: set[str] = set()
     for i, choice in enumerate(plan.choices):
         title = ("best" if i == 0 else f"{i + 1}.") + ("" if choice.exact else " *")
         rows += [("", ""), (title, str(choice)), ("", _figures(plan, choice)), *_range(plan, choice)]
-        new = [reason for reason in choice.reasons if reason not in said]  # the others are shown above
+        new = [reason for reason in choice.reasons if reason not in stated]  # the others are shown above
         rows += [("why" if j == 0 else "", reason) for j, reason in enumerate(new)]
-        said.update(new)
+        stated.update(new)
     return rows
 
 

@@ -494,12 +494,12 @@ def with_layouts(
         except ConfigError as error:
             yield Row(named, row, str(error))
             continue
-        for way in layouts:
-            shown, together = way, named[key]
+        for layout in layouts:
+            shown, together = layout, named[key]
             if isinstance(together, tuple | list):  # fields that change together
                 pairs = zip(paths_of(key), together, strict=True)
-                shown = tuple(way if path == "strategy" else value for path, value in pairs)
-            yield Row({**named, key: shown}, {**row, "strategy": way})
+                shown = tuple(layout if path == "strategy" else value for path, value in pairs)
+            yield Row({**named, key: shown}, {**row, "strategy": layout})
 
 
 def _layouts(family: Contract, experiment: Experiment, loader: Loader) -> list[object]:

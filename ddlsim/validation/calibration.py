@@ -94,9 +94,9 @@ def _likeliest(cluster: Cluster, links: list[LinkRow], options: Sequence[str]) -
             return links, ""
         unlikely[option] = minus_log_likelihood(errors, seconds, *fit_noise(errors, seconds))
     best = min(unlikely, key=lambda option: unlikely[option])  # among equals, the default
-    told = ", ".join(f"{option} {value:.1f}" for option, value in unlikely.items())
+    costs = ", ".join(f"{option} {value:.1f}" for option, value in unlikely.items())
     runs = "" if best == usual else f"; runs use {usual} unless they set algorithm = {best!r}"
-    return _by(best, links, cluster), f"fitted as {best}, the most likely one (-ln of the likelihood: {told}){runs}"
+    return _by(best, links, cluster), f"fitted as {best}, the most likely one (-ln of the likelihood: {costs}){runs}"
 
 
 def _by(algorithm: str, links: Sequence[LinkRow], cluster: Cluster) -> list[LinkRow]:
@@ -111,11 +111,11 @@ def for_links(links: Sequence[LinkRow], named: set[str]) -> Iterator[tuple[list[
         for row in links:
             if row.link_class == link_class:
                 by_transport.setdefault(TRANSPORTS.get(row.row.backend, row.row.backend), []).append(row)
-        anyhow = by_transport.pop("", [])
+        shared = by_transport.pop("", [])
         order = sorted(by_transport, key=lambda name: PREFERRED.index(name) if name in PREFERRED else len(PREFERRED))
         preferred, *others = [by_transport[name] for name in order] or [[]]
-        if anyhow or preferred:
-            yield _purest([*anyhow, *preferred], named), [_purest(rows, named) for rows in others]
+        if shared or preferred:
+            yield _purest([*shared, *preferred], named), [_purest(rows, named) for rows in others]
 
 
 def _purest(rows: list[LinkRow], named: set[str]) -> list[LinkRow]:
@@ -564,10 +564,10 @@ def calibrate(
     fits: list[_Fit] = []
     for fitted_rows, others in for_links(links, set(algorithms or ())):
         before, free = result, not any("overhead" in other.names for other, _, _ in fits)
-        fit, fixed, more = fit_links(result, fitted_rows, free)
+        fit, fixed, fit_notes = fit_links(result, fitted_rows, free)
         result = with_parameters(result, {**fixed, **fit.values})
         fits.append((fit, fixed, fitted_rows))
-        notes += [*more, *contradictions(before, result, fitted_rows, others)]
+        notes += [*fit_notes, *contradictions(before, result, fitted_rows, others)]
     reduction = _reduction(rows)
     if reduction is not None:
         result = with_parameters(result, {"reduce_bandwidth": 1.0 / reduction.c1})

@@ -105,8 +105,8 @@ def make_case(row: Measurement, cluster: Cluster, algorithms: Mapping[str, str])
         algorithm = algorithms[row.operation]
         return collective_case(cluster, row.operation, row.nbytes, row.n_ranks, row.n_hosts, algorithm, row.backend)
     nodes, pairs = _pairs(row, cluster)
-    both = row.operation == "both_ways"
-    return Case(float(row.nbytes), nodes, pairs + (tuple((b, a) for a, b in pairs) if both else ()))
+    both_ways = row.operation == "both_ways"
+    return Case(float(row.nbytes), nodes, pairs + (tuple((b, a) for a, b in pairs) if both_ways else ()))
 
 
 def collective_case(

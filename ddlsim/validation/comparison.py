@@ -379,8 +379,8 @@ class Validation:
             n = len(self.declined)
             lines.append(f"declined: {n} of {count(n + len(self.rows), 'run')}, which the errors do not include")
             lines += [f"{declined.label}: {declined.reason}" for declined in self.declined]
-        said = (note for row in self.rows if row.interval is not None for note in row.interval.notes)
-        lines += dict.fromkeys(said)
+        notes = (note for row in self.rows if row.interval is not None for note in row.interval.notes)
+        lines += dict.fromkeys(notes)
         fitted_values = self.known.fitted
         for name, value in fitted_values.links.items():
             text = shown_parameter(name, value) if name in PARAMETERS else f"{value:.4g}"

@@ -49,10 +49,10 @@ class RunInterval:
 
     def to_dict(self) -> dict[str, object]:
         """Return both intervals as a dictionary of plain values."""
-        both = {"throughput": self.throughput, "step_time": self.step_time}
-        ends = {name: {"low": t.low, "high": t.high} for name, t in both.items()}
-        more = {"notes": list(self.throughput.notes)} if self.throughput.notes else {}
-        return {**ends, "level": self.throughput.level, "n_draws": len(self.throughputs), **more}
+        intervals = {"throughput": self.throughput, "step_time": self.step_time}
+        ends = {name: {"low": t.low, "high": t.high} for name, t in intervals.items()}
+        notes = {"notes": list(self.throughput.notes)} if self.throughput.notes else {}
+        return {**ends, "level": self.throughput.level, "n_draws": len(self.throughputs), **notes}
 
     def __str__(self) -> str:
         t, level = self.throughput, percent(self.throughput.level, 0)

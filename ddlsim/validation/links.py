@@ -195,20 +195,20 @@ def fit_links(
     """
     _check_sizes(cluster, rows)
     shape, notes = _shape(cluster, rows)
-    fit, fixed, more = _fit(cluster, rows, overhead, shape, shape.details if shape is not None else {})
-    result = fit, fixed, notes + more
+    fit, fixed, fit_notes = _fit(cluster, rows, overhead, shape, shape.details if shape is not None else {})
+    result = fit, fixed, notes + fit_notes
     if not _may_have_windows(cluster, rows):
         return result
     without = min(_criterion(other, rows) for other in (fit, _fit(cluster, rows, overhead, None, {})[0]))
     best = without - CLEARLY
     for warm in ({}, {"between.warm": 1.0}):
-        fit, fixed, more = _fit(cluster, rows, overhead, None, warm, PROTOCOLS[DEFAULT_TRANSPORT].window)
+        fit, fixed, fit_notes = _fit(cluster, rows, overhead, None, warm, PROTOCOLS[DEFAULT_TRANSPORT].window)
         if (criterion := _criterion(fit, rows)) < best:
             window = f"a window of {size(fit.values['between.window'])}{'' if warm else ' after slow start'}"
             note = (
                 f"links between hosts: TCP, {window} (-2 ln posterior {criterion:.1f}; without windows {without:.1f})"
             )
-            best, result = criterion, (fit, fixed, [note, *more])
+            best, result = criterion, (fit, fixed, [note, *fit_notes])
     return result
 
 
@@ -292,8 +292,8 @@ def _shape(cluster: Cluster, rows: Sequence[LinkRow]) -> tuple[Shape | None, lis
     """Determine frames and bursts from one-way messages between two hosts, unless the file sets them."""
     single = [r for r in rows if (r.link_class, r.row.operation, r.row.n_pairs) == ("between", "one_way", 1)]
     ends = reference_ends(cluster, "between")
-    told = cluster.details is not None and (cluster.details.frame_header + cluster.details.burst).any()
-    if ends is None or told or len({r.row.nbytes for r in single}) < LEAST_SIZES:
+    is_set = cluster.details is not None and (cluster.details.frame_header + cluster.details.burst).any()
+    if ends is None or is_set or len({r.row.nbytes for r in single}) < LEAST_SIZES:
         return None, []
     wire = float(cluster.link_bandwidth[cluster.routes([ends[0]], [ends[1]])[0]].min())
     nbytes, seconds = (np.array([getattr(r.row, name) for r in single], dtype=float) for name in ("nbytes", "median_s"))

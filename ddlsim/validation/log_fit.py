@@ -214,8 +214,8 @@ def fit_logs(
             counts = relative / scatter(measured, relative, absolute)
     errors = residuals(solution.x)[: len(measured)]
     jacobian = solution.jac[: len(measured)]
-    n_told = float(np.trace(np.linalg.solve(jacobian.T @ jacobian + np.diag(weight**2), jacobian.T @ jacobian)))
-    spread, dof = spread_of(2.0 * robust_cost(errors), len(measured), n_told)
+    n_determined = float(np.trace(np.linalg.solve(jacobian.T @ jacobian + np.diag(weight**2), jacobian.T @ jacobian)))
+    spread, dof = spread_of(2.0 * robust_cost(errors), len(measured), n_determined)
     prior = (spread / np.array([prior.sd for prior in priors])) ** 2
     unit = np.linalg.inv(jacobian.T @ jacobian + np.diag(prior))
     informed = 1.0 - np.clip(np.diag(unit) * prior, 0.0, 1.0)

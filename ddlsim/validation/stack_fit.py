@@ -293,13 +293,13 @@ class _Fitting:
         while self.runs:
             point = {name: fit.values.get(name, self._prior(name).value) for name in names}
             columns = dict(zip(names, self._slopes(names, np.array(list(point.values())))[2], strict=True))
-            told = [name for name in names if name not in fit.names and self._tells(name, columns, fit.names)]
+            usable = [name for name in names if name not in fit.names and self._tells(name, columns, fit.names)]
             reasons = {
-                name: "these runs do not need it" if name in told else REMEDIES[name]
+                name: "these runs do not need it" if name in usable else REMEDIES[name]
                 for name in names
                 if name not in fit.names
             }
-            tried = [self._fitted((*fit.names, name)) for name in (told[:1] if told[:1] == ["gemm"] else told)]
+            tried = [self._fitted((*fit.names, name)) for name in (usable[:1] if usable[:1] == ["gemm"] else usable)]
             better = [trial for trial in tried if trial.names == ("gemm",) or _is_better(trial, fit)]
             if not better:
                 break
