@@ -39,9 +39,9 @@ def _in_a_line(context: Any) -> Iterator[None]:
         command = context.command_path
         if text.startswith("No such command"):
             word = next(iter(text.split("'")[1:2]), "")
-            known = getattr(context.command, "commands", ())
+            commands = getattr(context.command, "commands", ())
             text = f"No such command '{word}'"
-            near = _CALLED[word] if _CALLED.get(word) in known else nearest(word, known)
+            near = _CALLED[word] if _CALLED.get(word) in commands else nearest(word, commands)
         elif text.startswith("No such option: --"):
             from ddlsim.imports.megatron import is_argument
 
@@ -49,7 +49,7 @@ def _in_a_line(context: Any) -> Iterator[None]:
             text, near = f"No such option: --{word}", _meant(word, context)
             if near and not near.startswith("-"):
                 text, near = f"{text}; set {near} in an experiment file ({command} FILE.toml)", ""
-            if is_argument(word) and any(each.param_type_name == "argument" for each in context.command.params):
+            if is_argument(word) and any(argument.param_type_name == "argument" for argument in context.command.params):
                 text, near = f"{text}; to pass Megatron-LM arguments, write {command} -- '--{word} ...'", ""
         for problem in getattr(error.__cause__, "errors", tuple)():  # those of pydantic do not contain the value
             text = text.replace(problem["msg"], f"{problem['input']!r}: must be{problem['msg'].partition(',')[0][15:]}")
@@ -59,12 +59,12 @@ def _in_a_line(context: Any) -> Iterator[None]:
 
 def _meant(word: str, context: Any) -> str:
     """Return the option that was probably meant, or the field of an experiment that has no option."""
-    known = [name[2:] for each in context.command.params for name in each.opts if name[:2] == "--"]
-    near, start = nearest(word, known, 0.6), word.replace("-", "_")
-    takes_file = any(each.name == "cluster_or_file" for each in context.command.params)
+    options = [name[2:] for parameter in context.command.params for name in parameter.opts if name[:2] == "--"]
+    near, start = nearest(word, options, 0.6), word.replace("-", "_")
+    takes_file = any(parameter.name == "cluster_or_file" for parameter in context.command.params)
     if takes_file and len(word) > 2 and not near.startswith(word):
         others = [
-            each.name for each in dataclasses.fields(ddlsim.Experiment) if each.name.replace("_", "-") not in known
+            field.name for field in dataclasses.fields(ddlsim.Experiment) if field.name.replace("_", "-") not in options
         ]
         if fields := [name for name in others if name.startswith(start) or start.startswith(name)]:
             return fields[0]

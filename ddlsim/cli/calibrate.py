@@ -97,27 +97,29 @@ def validate(
     if fit is not None and fit_on is None:
         raise ConfigError(f'--fit {fit} has no effect without --fit-on; add --fit-on "workers <= 4", for example')
     quantities = ("compute", "network") if fit is None else [name.strip() for name in fit.split(",")]
-    made = get_strategy(strategy, algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
-    chosen = passed(strategy=made, device=device, precision=precision, optimizer=optimizer, stack=stack, flash=flash)
-    base = Experiment(cluster, **chosen, **passed(seed=seed, spread=spread))
+    chosen_strategy = get_strategy(
+        strategy, algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement
+    )
+    chosen = passed(strategy=chosen_strategy, device=device, precision=precision, optimizer=optimizer, stack=stack)
+    base = Experiment(cluster, **chosen, **passed(flash=flash, seed=seed, spread=spread))
     measured = read_runs(runs, allow_code=allow_code, strategy=base.strategy)
-    found = compare(measured, cluster, model, fit_on=fit_on, fit=quantities, base=base)
+    outcome = compare(measured, cluster, model, fit_on=fit_on, fit=quantities, base=base)
     if as_json:
         sums = {
             used: None if s is None else vars(s)
-            for used, s in (("fit", found.summary(fitted=True)), ("held_out", found.summary(fitted=False)))
+            for used, s in (("fit", outcome.summary(fitted=True)), ("held_out", outcome.summary(fitted=False)))
         }
-        about = {"summary": sums, "declined": len(found.declined), "error": found.error}
-        typer.echo(json.dumps({"rows": json_rows(found.table), **about}, indent=2))
+        about = {"summary": sums, "declined": len(outcome.declined), "error": outcome.error}
+        typer.echo(json.dumps({"rows": json_rows(outcome.table), **about}, indent=2))
     else:
-        typer.echo(str(found))
+        typer.echo(str(outcome))
     write_files(
-        (plot, found.plot),
-        (html, lambda path: found.save_html(path, f"{runs.name} on {cluster}")),
-        (table, lambda path: save_csv(found.table, path)),
+        (plot, outcome.plot),
+        (html, lambda path: outcome.save_html(path, f"{runs.name} on {cluster}")),
+        (table, lambda path: save_csv(outcome.table, path)),
     )
-    if limit is not None and not found.within(limit):
-        typer.echo(f"mean absolute error {percent(found.error)} exceeds the tolerance of {percent(limit)}", err=True)
+    if limit is not None and not outcome.within(limit):
+        typer.echo(f"mean absolute error {percent(outcome.error)} exceeds the tolerance of {percent(limit)}", err=True)
         raise typer.Exit(1)
 
 
@@ -179,10 +181,10 @@ def calibrate(
             f"--out {out}: calibrated clusters and stacks are TOML files; choose a name that ends in .toml"
         )
     check_distinct(*measurements, *([] if cluster is None else [cluster]), out=out)
-    of_links: dict[str, object] = {"algorithm": algorithm, "backend": backend, "hosts": hosts, "ranks": ranks}
-    of_links |= {"operation": operation, "software": software, "reader": reader}
-    of_stacks = {"strategy": strategy, "batch": batch, "allow-code": allow_code or None}
-    for name, value in (of_stacks if stack is None else of_links).items():
+    cluster_options: dict[str, object] = {"algorithm": algorithm, "backend": backend, "hosts": hosts, "ranks": ranks}
+    cluster_options |= {"operation": operation, "software": software, "reader": reader}
+    stack_options = {"strategy": strategy, "batch": batch, "allow-code": allow_code or None}
+    for name, value in (stack_options if stack is None else cluster_options).items():
         if value is not None:
             why = "without" if stack is None else "with"
             raise ConfigError(f"--{name} has no effect {why} --stack; leave --{name} out")
@@ -190,7 +192,7 @@ def calibrate(
         from ddlsim.validation import calibrate_stack, read_runs
 
         sources = (read_runs(file, allow_code=True) if file.endswith(".csv") else [file] for file in measurements)
-        files = [each for source in sources for each in source] if allow_code else measurements
+        files = [item for source in sources for item in source] if allow_code else measurements
         fitted = calibrate_stack(files, stack, cluster, model, strategy=strategy, batch_size=batch)
         typer.echo(json.dumps(fitted.to_dict(), indent=2) if as_json else str(fitted))
         write_file(out, fitted.stack.save)
@@ -206,12 +208,12 @@ def calibrate(
     facts |= {"n_hosts": hosts, "n_ranks": ranks}
     function = None if reader is None else _reader(reader)
     named = _algorithms(algorithm or [])
-    found = fit(list(measurements), cluster, algorithms=named, reader=function, **facts)
-    typer.echo(json.dumps(_plain(found), indent=2) if as_json else str(found))
+    calibration = fit(list(measurements), cluster, algorithms=named, reader=function, **facts)
+    typer.echo(json.dumps(_plain(calibration), indent=2) if as_json else str(calibration))
     if as_json:  # the text starts with them
-        for warning in warnings_of(found):
+        for warning in warnings_of(calibration):
             typer.echo(warning, err=True)
-    write_file(out, lambda path: found.save(path, cluster))
+    write_file(out, lambda path: calibration.save(path, cluster))
 
 
 def _reader(name: str) -> Reader:
@@ -222,27 +224,27 @@ def _reader(name: str) -> Reader:
 
 
 def _algorithms(texts: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    algorithms: dict[str, str] = {}
     for text in texts:
         kind, equals, name = text.partition("=")
         if not (kind and equals and name):
             raise ConfigError(f"--algorithm {text!r}: must be kind=algorithm, such as all_reduce=ring")
-        found[kind] = name
-    return found
+        algorithms[kind] = name
+    return algorithms
 
 
 _OF_CURVES = ("operation", "backend", "inside", "per_message", "sizes", "per_byte", "spread", "nbytes", "ranks")
 _OF_COMPUTE = ("model", "c0", "c1", "batch_sizes")
 
 
-def _plain(found: Calibration) -> dict[str, object]:
+def _plain(calibration: Calibration) -> dict[str, object]:
     return {
-        "cluster": found.cluster.name,
-        "parameters": [vars(p) | {"file": p.file if p.file < float("inf") else None} for p in found.parameters],
-        "spread": found.spread,
-        "curves": [{name: getattr(curve, name) for name in _OF_CURVES} for curve in found.curves],
-        "compute": [{name: getattr(line, name) for name in _OF_COMPUTE} for line in found.compute],
-        "jitter": None if found.jitter is None else str(found.jitter),
-        "residuals": [vars(r) | {"error": r.error} for r in found.residuals],
-        "notes": found.notes,
+        "cluster": calibration.cluster.name,
+        "parameters": [vars(p) | {"file": p.file if p.file < float("inf") else None} for p in calibration.parameters],
+        "spread": calibration.spread,
+        "curves": [{name: getattr(curve, name) for name in _OF_CURVES} for curve in calibration.curves],
+        "compute": [{name: getattr(line, name) for name in _OF_COMPUTE} for line in calibration.compute],
+        "jitter": None if calibration.jitter is None else str(calibration.jitter),
+        "residuals": [vars(r) | {"error": r.error} for r in calibration.residuals],
+        "notes": calibration.notes,
     }

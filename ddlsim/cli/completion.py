@@ -41,15 +41,15 @@ def _settings(path: Path) -> list[str]:
         file = read_toml(path)
     except DdlsimError:  # the command itself will report it
         return []
-    found: list[str] = []
+    settings: list[str] = []
     for place in _SETTABLE:
         table = file.get(place)
         values = table if isinstance(table, dict) else {}
         for key, value in values.items():
             if key != "type" and not isinstance(value, list | dict):
                 text = str(value).lower() if isinstance(value, bool) else str(value)
-                found.append(f"{key}={text.replace(' ', '')}")  # the shell would require spaces to be quoted
-    return sorted({*found, *(f"transport={name}" for name in ("ideal", *PROTOCOLS))})
+                settings.append(f"{key}={text.replace(' ', '')}")  # the shell would require spaces to be quoted
+    return sorted({*settings, *(f"transport={name}" for name in ("ideal", *PROTOCOLS))})
 
 
 def models(incomplete: str) -> list[str]:

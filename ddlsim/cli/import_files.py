@@ -74,19 +74,19 @@ def import_file(
         ddlsim.load_device(device)  # otherwise the first run would report an unknown name
     all_ranks = file.suffix == ".et" and not os.path.exists(file)  # step.et: step.0.et, step.1.et, ...
     chosen = kind or ("chakra" if all_ranks else detect_kind(file))
-    said: dict[str, object] = {"operation": operation, "n_ranks": ranks, "bandwidth": bandwidth, "latency": latency}
-    said |= {"device": device, "n_hosts": hosts if chosen in MACHINES else None}
-    said |= {"ignore_unknown": ignore_unknown or None, **dict(_fact(text) for text in facts or [])}
+    settings: dict[str, object] = {"operation": operation, "n_ranks": ranks, "bandwidth": bandwidth, "latency": latency}
+    settings |= {"device": device, "n_hosts": hosts if chosen in MACHINES else None}
+    settings |= {"ignore_unknown": ignore_unknown or None, **dict(_fact(text) for text in facts or [])}
     if chosen not in KINDS:
         raise unknown_name("kind", chosen, KINDS, "--kind")
     options = _options(chosen)
-    for name in passed(**said):
+    for name in passed(**settings):
         if argument_of(name, chosen) not in options:
             option = _OPTIONS.get(name, f"--set {name}")
-            known = f"accepted: {', '.join(options.values()) or 'no such options'}"
-            raise ConfigError(f"{option} has no effect, because {file} is read as {chosen} ({known}); remove {option}")
+            valid = f"accepted: {', '.join(options.values()) or 'no such options'}"
+            raise ConfigError(f"{option} has no effect, because {file} is read as {chosen} ({valid}); remove {option}")
     try:
-        content = read_any(file, kind=chosen, facts=passed(**said))
+        content = read_any(file, kind=chosen, facts=passed(**settings))
     except ConfigError as error:
         raise type(error)(_in_options(str(error), options)) from None
     if isinstance(content, Cluster):
@@ -138,15 +138,15 @@ def _options(kind: str) -> dict[str, str]:
     """Return the option for each argument of the reader of a kind of file."""
     from ddlsim.imports.detect import argument_of, facts_of
 
-    known = {argument_of(name, kind): option for name, option in _OPTIONS.items()}
-    return {name: known.get(name, f"--set {name}=...") for name in sorted(facts_of(kind))}
+    option_of = {argument_of(name, kind): option for name, option in _OPTIONS.items()}
+    return {name: option_of.get(name, f"--set {name}=...") for name in sorted(facts_of(kind))}
 
 
 def _in_options(message: str, options: Mapping[str, str]) -> str:
     """Return a message of a reader with options in place of arguments: "--hosts" for "n_hosts (--hosts)"."""
 
-    def option(found: re.Match[str]) -> str:
-        written, value = options[found["name"]], (found["value"] or "").replace("True", "true")
+    def option(match: re.Match[str]) -> str:
+        written, value = options[match["name"]], (match["value"] or "").replace("True", "true")
         if not value or written == "--ignore-unknown":
             return written
         return written.replace("...", value) if "=" in written else f"{written} {value}"

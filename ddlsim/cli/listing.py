@@ -68,8 +68,8 @@ def topologies(as_json: Json = False) -> None:
     """List the bundled clusters."""
     clusters = {name: ddlsim.load_cluster(name) for name in ddlsim.cluster_names()}
     rows: list[dict[str, object]] = [
-        {"name": name, "workers": len(each.workers), "machines": len(each.host_names), "title": each.title}
-        for name, each in clusters.items()
+        {"name": name, "workers": len(cluster.workers), "machines": len(cluster.host_names), "title": cluster.title}
+        for name, cluster in clusters.items()
     ]
     print_table(rows, as_json)
 
@@ -144,8 +144,8 @@ def _rates(device: ddlsim.Device) -> list[str]:
     if kernels is None:
         return [*lines, f"  rates   convolutional networks: {device.efficiency_basis}"]
     attention = ", ".join(
-        f"{name} {percent(each.forward, 0)} forward, {percent(each.backward, 0)} backward"
-        for name, each in kernels.attention.items()
+        f"{name} {percent(rates.forward, 0)} forward, {percent(rates.backward, 0)} backward"
+        for name, rates in kernels.attention.items()
     )
     return [*lines, f"  fused attention (share of the 16-bit peak): {attention}", f"  rates   {kernels.source}"]
 
@@ -162,8 +162,8 @@ def stacks(
     from ddlsim.schema import PLAIN
 
     rows: list[dict[str, Any]] = []
-    for each in ddlsim.stack_names() if name is None else [name]:
-        table = PLAIN.table(ddlsim.load_stack(each))
+    for stack in ddlsim.stack_names() if name is None else [name]:
+        table = PLAIN.table(ddlsim.load_stack(stack))
         rows.append({key: table.pop(key) for key in ("name", "title", "release", "sources")} | {"sets": table})
     if as_json:
         typer.echo(json.dumps(rows if name is None else rows[0], indent=2))
@@ -173,7 +173,7 @@ def stacks(
         print_table([{**head, "sets": text} for head, text in zip(heads, sets, strict=True)], as_json)
     else:
         (row,) = rows
-        typer.echo(f"{row['title']}, {row['release']}\n" + "\n".join(f"  source  {each}" for each in row["sources"]))
+        typer.echo(f"{row['title']}, {row['release']}\n" + "\n".join(f"  source  {entry}" for entry in row["sources"]))
         typer.echo("\n".join(f"  {key:<17} {_value(value)}" for key, value in row["sets"].items()))
 
 

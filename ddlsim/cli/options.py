@@ -97,5 +97,5 @@ Seed = Annotated[int | None, opt("Seed of all random streams.")]
 
 def passed(**options: Any) -> dict[str, Any]:
     """Return the options that are not None; a width of the distribution of compute times as the `speed` with it."""
-    found = {name: value for name, value in options.items() if value is not None}
-    return found | ({"speed": ddlsim.Spread(found.pop("spread"))} if "spread" in found else {})
+    values = {name: value for name, value in options.items() if value is not None}
+    return values | ({"speed": ddlsim.Spread(values.pop("spread"))} if "spread" in values else {})

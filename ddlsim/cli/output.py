@@ -28,15 +28,15 @@ def check_folder(path: Path | None) -> None:
 
 def check_distinct(*inputs: object, **outputs: Path | None) -> None:
     """Check that no output would overwrite another one or an input; keywords are the names of the options."""
-    known = {os.path.realpath(str(path)): f"the input {path}" for path in inputs}
+    owners = {os.path.realpath(str(path)): f"the input {path}" for path in inputs}
     for name, path in passed(**outputs).items():
         option = f"--{name.replace('_', '-')}"
         if os.path.exists(path) and not os.path.isfile(path):  # a terminal or a pipe
             continue
         place = os.path.realpath(path)
-        if place in known:
-            raise ConfigError(f"{option} {path}: would overwrite {known[place]}; choose another path")
-        known[place] = f"the output of {option}"
+        if place in owners:
+            raise ConfigError(f"{option} {path}: would overwrite {owners[place]}; choose another path")
+        owners[place] = f"the output of {option}"
 
 
 def check_page(path: Path | None) -> None:
@@ -70,7 +70,7 @@ def write_file(path: Path | None, write: Callable[[Path], object]) -> None:
         raise
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be written: {error}") from None
-    files = result if isinstance(result, list) and all(isinstance(each, Path) for each in result) else [path]
+    files = result if isinstance(result, list) and all(isinstance(item, Path) for item in result) else [path]
     typer.echo(shown(f"wrote {listed(files)}"), err=True)
 
 

@@ -136,14 +136,14 @@ def recommend(
     sizes: dict[str, Any] = {name: _counts(f"--{name.replace('_', '-')}", text) for name, text in counted.items()}
     sizes |= {"stage": _counts("--stage", stage, least=0), "recompute": _names(recompute)}
     wanted = passed(**sizes, cut=_names(cut), p2p=_names(p2p))
-    ways = [replace(ddlsim.Splits(), **wanted)] if split or wanted else None
+    splits = [replace(ddlsim.Splits(), **wanted)] if split or wanted else None
     asked = _question(clusters, allow_code)
     asked["clusters"] = priced = _priced(asked["clusters"], price or [])
     limits = passed(deadline=deadline, budget=budget, efficiency=efficiency, throughput=throughput, objective=objective)
     target = replace(asked.get("target", ddlsim.Target()), **limits) if limits else None
     tried = {"workers": _counts("--workers", workers), "batch_sizes": _counts("--batch-size", batch_size)}
     asked |= passed(model=model, target=target, samples=samples, n_best=n_best, **tried)
-    asked |= passed(stability=stability or None, strategies=ways)
+    asked |= passed(stability=stability or None, strategies=splits)
     base = asked.get("base") or ddlsim.Experiment(priced[0], asked.get("model", "resnet50"))
     computing = passed(device=device, precision=precision, optimizer=optimizer, stack=stack, flash=flash)
     asked["base"] = base.with_(**computing, **passed(spread=spread))
@@ -188,4 +188,4 @@ def _counts(option: str, text: str | None, least: int = 1) -> list[int] | None:
 
 
 def _names(text: str | None) -> list[str] | None:
-    return None if text is None else [each.strip() for each in text.split(",")]
+    return None if text is None else [name.strip() for name in text.split(",")]

@@ -97,9 +97,11 @@ def run(
     Example: ddlsim run cloud-25g-16x8-v100 --model resnet50 --batch-size 64 --workers 128
     """
     chosen = passed(model=model, batch_size=batch_size, workers=workers, steps=steps, spread=spread)
-    made = get_strategy(strategy, algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
-    chosen |= passed(device=device, strategy=made, optimizer=optimizer, stack=stack, flash=flash, precision=precision)
-    chosen |= passed(seed=seed)
+    chosen_strategy = get_strategy(
+        strategy, algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement
+    )
+    chosen |= passed(device=device, strategy=chosen_strategy, optimizer=optimizer, stack=stack, flash=flash)
+    chosen |= passed(precision=precision, seed=seed)
     if _has(cluster_or_file, {"jobs", "arrivals"}):
         others = passed(trace=trace, plot_cluster=plot_cluster, plot_learning=plot_learning, write=write_to)
         others |= passed(save=save, resume=resume, stability=stability or None, trace_whole=trace_whole or None)
@@ -161,11 +163,11 @@ def _run_jobs(
         raise typer.Exit(130)
 
 
-def _trace(result: Result, path: Path, whole: bool) -> None:
+def _trace(result: Result, path: Path, full: bool) -> None:
     """Write a trace, and report omitted parts on stderr."""
-    left_out = result.save_trace(path, whole=whole)
+    left_out = result.save_trace(path, whole=full)
     if left_out:
-        more = "" if whole else "; use --trace-whole to include all"
+        more = "" if full else "; use --trace-whole to include all"
         typer.echo(shown(f"{path} does not contain {left_out}{more}"), err=True)
 
 
@@ -220,9 +222,11 @@ def scaling(
 
     numbers = whole_numbers(workers, "--workers")
     check_picture(plot)
-    made = get_strategy(strategy, algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
-    chosen = passed(strategy=made, model=model, batch_size=batch_size, steps=steps, precision=precision, spread=spread)
-    chosen |= passed(device=device, optimizer=optimizer, stack=stack, flash=flash, seed=seed)
+    chosen_strategy = get_strategy(
+        strategy, algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement
+    )
+    chosen = passed(strategy=chosen_strategy, model=model, batch_size=batch_size, steps=steps, precision=precision)
+    chosen |= passed(spread=spread, device=device, optimizer=optimizer, stack=stack, flash=flash, seed=seed)
     experiment = _experiment(cluster_or_file, allow_code, chosen)
     counts = counted(numbers, len(numbers), "simulating")
     results, interrupted = until_interrupt(ddlsim.scaling(experiment, [n])[0] for n in counts)

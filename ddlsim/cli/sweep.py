@@ -57,12 +57,12 @@ def report(
         return
     from ddlsim.report.html import html_report, sensitivities_of_best
 
-    found: list[Sensitivity] = []
+    sensitivities: list[Sensitivity] = []
     if study is not None:
         from ddlsim.study import load_study
 
-        found = sensitivities_of_best(load_study(study, allow_code=allow_code), table, metric)
-    text = html_report(table, title=title, question=question, metric=metric, sensitivities=found)
+        sensitivities = sensitivities_of_best(load_study(study, allow_code=allow_code), table, metric)
+    text = html_report(table, title=title, question=question, metric=metric, sensitivities=sensitivities)
     write_file(html, lambda path: write_text(path, text))
 
 
@@ -110,14 +110,14 @@ def sweep(
         loaded = loaded.with_(stability=True)
     with ExitStack() as stack:
         client = None if dask is None else stack.enter_context(_client(dask))
-        found = loaded.run(out, executor=client, jobs=jobs, retry_failed=retry_failed, add=add)
-    typer.echo(json.dumps(json_rows(found.frame), indent=1) if as_json else str(found))
-    write_file(table, found.save)
-    if found.interrupted:
+        results = loaded.run(out, executor=client, jobs=jobs, retry_failed=retry_failed, add=add)
+    typer.echo(json.dumps(json_rows(results.frame), indent=1) if as_json else str(results))
+    write_file(table, results.save)
+    if results.interrupted:
         raise typer.Exit(130)
-    if not found.counts["done"]:
+    if not results.counts["done"]:
         raise ConfigError(f"{study}: no configuration could be simulated, for the reasons above; correct the study")
-    write_file(plot, found.plot_scaling)
+    write_file(plot, results.plot_scaling)
 
 
 @contextmanager

@@ -200,8 +200,8 @@ class Jobs(SuggestsAttributes):
                 for ran in self.runs
             ],
             "background": [
-                {"name": each.label, "goodput": goodput}
-                for each, goodput in zip(self.traffic, self.goodputs, strict=True)
+                {"name": flow.label, "goodput": goodput}
+                for flow, goodput in zip(self.traffic, self.goodputs, strict=True)
             ],
         }
 
@@ -236,7 +236,7 @@ class Jobs(SuggestsAttributes):
     def remarks(self) -> list[str]:
         """Return the lines below the table: background traffic, and fairness if the baselines have been simulated."""
         flows = zip(self.traffic, self.goodputs, strict=True)
-        lines = [f"background {each.label}: {si(8.0 * goodput, 'bit/s')} on average" for each, goodput in flows]
+        lines = [f"background {flow.label}: {si(8.0 * goodput, 'bit/s')} on average" for flow, goodput in flows]
         if not self._knows_alone:
             lines.append("no baselines yet: jobs.slowdowns simulates each job alone and adds them to this table")
         elif len(self.runs) > 1:

@@ -73,8 +73,8 @@ class Placements:
     @property
     def jobs(self) -> list[Job | Background]:
         """The jobs with the best devices and start times, as arguments for :func:`ddlsim.simulate_jobs`."""
-        moved = _moved([each for each in self.given if isinstance(each, Job)], self.best.places, self.best.starts)
-        return [*moved, *(each for each in self.given if isinstance(each, Background))]
+        moved = _moved([job for job in self.given if isinstance(job, Job)], self.best.places, self.best.starts)
+        return [*moved, *(flow for flow in self.given if isinstance(flow, Background))]
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -84,23 +84,23 @@ class Placements:
         """
         import pandas as pd
 
-        names = [each.name for each in self.given if isinstance(each, Job)]
-        ranked = sorted(self.tried, key=lambda each: each.mean)
-        rows = [(each.how, each.mean, max(each.slowdowns), *each.slowdowns) for each in ranked]
+        names = [job.name for job in self.given if isinstance(job, Job)]
+        ranked = sorted(self.tried, key=lambda placement: placement.mean)
+        rows = [(placement.how, placement.mean, max(placement.slowdowns), *placement.slowdowns) for placement in ranked]
         return pd.DataFrame(rows, columns=["how", "mean", "worst", *names])
 
     def rows(self) -> list[list[str]]:
         """Return the best placement of each kind as lists of strings, headings first."""
         kinds: dict[str, Placement] = {}
-        for each in sorted(self.tried, key=lambda each: each.mean):
-            kinds.setdefault(each.how, each)
-        rows = ([how, f"{each.mean:.3f}", f"{max(each.slowdowns):.3f}"] for how, each in kinds.items())
+        for placement in sorted(self.tried, key=lambda placement: placement.mean):
+            kinds.setdefault(placement.how, placement)
+        rows = ([how, f"{placement.mean:.3f}", f"{max(placement.slowdowns):.3f}"] for how, placement in kinds.items())
         return [["placement", "mean slowdown", "worst"], *rows]
 
     def where(self) -> list[str]:
         """Return one line per job: its machines and start time in the best placement."""
         lines = []
-        for job in (each for each in self.jobs if isinstance(each, Job)):
+        for job in (item for item in self.jobs if isinstance(item, Job)):
             names = ", ".join(machine_names(self.cluster, job.listed))
             lines.append(f"{job.name}: on {names}, from {si(job.start, 'time'):.6g} s")
         return lines
@@ -149,16 +149,16 @@ def place(
     its step time on neighbouring devices of an otherwise empty cluster. On Ctrl-C, the best of the placements tried so
     far is returned. Raises ConfigError if the jobs do not fit on the cluster together.
     """
-    own = [each for each in jobs if isinstance(each, Job)]
-    if not own:
+    real_jobs = [job for job in jobs if isinstance(job, Job)]
+    if not real_jobs:
         raise ConfigError("place: jobs: must contain at least one ddlsim.Job")
-    loaded = load_cluster(own[0].experiment.cluster if cluster is None else cluster)
-    loaded = loaded.sampled(own[0].experiment.seed)
-    own = [
-        dataclasses.replace(each, experiment=each.experiment.with_(cluster=loaded), name=each.name or f"job {number}")
-        for number, each in enumerate(own, 1)
+    loaded = load_cluster(real_jobs[0].experiment.cluster if cluster is None else cluster)
+    loaded = loaded.sampled(real_jobs[0].experiment.seed)
+    real_jobs = [
+        dataclasses.replace(job, experiment=job.experiment.with_(cluster=loaded), name=job.name or f"job {number}")
+        for number, job in enumerate(real_jobs, 1)
     ]
-    search = _Search(loaded, own, [each for each in jobs if isinstance(each, Background)], seed)
+    search = _Search(loaded, real_jobs, [flow for flow in jobs if isinstance(flow, Background)], seed)
     interrupted = False
     try:
         search.places(tries)
@@ -168,13 +168,13 @@ def place(
         if not search.tried:
             raise
         interrupted = True
-    return Placements(loaded, (*own, *search.traffic), tuple(search.tried), search.best, interrupted)
+    return Placements(loaded, (*real_jobs, *search.traffic), tuple(search.tried), search.best, interrupted)
 
 
 def _moved(jobs: Sequence[Job], places: Places, starts: Sequence[float]) -> list[Job]:
     return [
-        dataclasses.replace(job, experiment=job.experiment.with_(workers=len(own)), placement=own, start=start)
-        for job, own, start in zip(jobs, places, starts, strict=True)
+        dataclasses.replace(job, experiment=job.experiment.with_(workers=len(devices)), placement=devices, start=start)
+        for job, devices, start in zip(jobs, places, starts, strict=True)
     ]
 
 
@@ -184,25 +184,25 @@ class _Search:
     def __init__(self, cluster: Cluster, jobs: Sequence[Job], traffic: Sequence[Background], seed: int) -> None:
         self.cluster, self.jobs, self.traffic, self.seed = cluster, list(jobs), list(traffic), seed
         self.tried: list[Placement] = []
-        self._known: set[tuple[Places, tuple[float, ...]]] = set()
+        self._seen: set[tuple[Places, tuple[float, ...]]] = set()
         self.starts = tuple(si(job.start, "time") for job in jobs)
         self.fixed = [job.listed for job in jobs]
         self.free = set(range(len(cluster.workers))).difference(*self.fixed)
         everywhere = range(len(cluster.workers))
         packed = [placed(cluster, everywhere, job.n_workers(len(everywhere)), "packed") for job in jobs]
-        alone = [complete(job.experiment.with_(workers=own)) for job, own in zip(jobs, packed, strict=True)]
+        alone = [complete(job.experiment.with_(workers=devices)) for job, devices in zip(jobs, packed, strict=True)]
         #: time of a step in s or, for training runs, the duration of the run
         self.alone = [one.step_time if one.experiment.training is None else one.end_time for one in alone]
 
     @property
     def best(self) -> Placement:
-        least = min(each.mean for each in self.tried)
-        return next(each for each in self.tried if tie(each.mean, least))  # the first of those that tie
+        least = min(placement.mean for placement in self.tried)
+        return next(placement for placement in self.tried if tie(placement.mean, least))  # the first of those that tie
 
     def places(self, tries: int) -> None:
         """Try `tries` placements, or all if there are fewer."""
         rng = stream(self.seed, 0, "places")
-        movable = [number for number, own in enumerate(self.fixed) if not own]
+        movable = [number for number, devices in enumerate(self.fixed) if not devices]
         for how in ("packed", "spread"):
             self._try(how, self._placed(how, 0), self.starts)
         for draw in range(max(0, tries - 2) // 3 if movable else 0):
@@ -228,9 +228,9 @@ class _Search:
     # ------------------------------------------------------------ inside
 
     def _try(self, how: str, places: Places, starts: tuple[float, ...]) -> None:
-        if (places, starts) in self._known:
+        if (places, starts) in self._seen:
             return
-        self._known.add((places, starts))
+        self._seen.add((places, starts))
         jobs: Jobs = simulate_jobs([*_moved(self.jobs, places, starts), *self.traffic], self.cluster)
         if jobs.interrupted:
             raise KeyboardInterrupt
@@ -243,9 +243,9 @@ class _Search:
 
     def _placed(self, how: str, draw: int) -> Places:
         free, places = set(self.free), []
-        for job, own in zip(self.jobs, self.fixed, strict=True):
-            chosen = own
-            if not own:
+        for job, devices in zip(self.jobs, self.fixed, strict=True):
+            chosen = devices
+            if not devices:
                 n = job.n_workers(len(self.cluster.workers))
                 try:
                     chosen = tuple(placed(self.cluster, free, n, how, self.seed + draw))
@@ -258,17 +258,17 @@ class _Search:
     def _changed(self, places: Places, movable: Sequence[int], rng: np.random.Generator) -> Places:
         """Return places with one worker moved, in an order that suits the links."""
         order = {place: i for i, place in enumerate(self.cluster.locality_order(self.cluster.workers).tolist())}
-        whose = {place: number for number in movable for place in places[number]}
-        free = self.free - set(whose)
+        job_of = {place: number for number in movable for place in places[number]}
+        free = self.free - set(job_of)
         number = movable[int(rng.integers(len(movable)))]
         here = places[number][int(rng.integers(len(places[number])))]
-        others = sorted((free | set(whose)) - set(places[number]))
+        others = sorted((free | set(job_of)) - set(places[number]))
         if not others:
             return places
         there = others[int(rng.integers(len(others)))]
         swap = {here: there, there: here}
         changed = [
-            tuple(sorted((swap.get(place, place) for place in own), key=order.__getitem__)) if i in movable else own
-            for i, own in enumerate(places)
+            tuple(sorted((swap.get(place, place) for place in group), key=order.__getitem__)) if i in movable else group
+            for i, group in enumerate(places)
         ]
         return tuple(changed)

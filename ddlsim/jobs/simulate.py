@@ -61,15 +61,15 @@ def simulate_jobs(
     Raises :class:`~ddlsim.errors.ConfigError` if a job does not fit on the cluster; the message names the job and
     suggests a correction.
     """
-    own = [each for each in jobs if isinstance(each, Job)]
-    if not own or all(each.endless for each in own):
+    real_jobs = [job for job in jobs if isinstance(job, Job)]
+    if not real_jobs or all(job.endless for job in real_jobs):
         raise ConfigError("simulate_jobs: jobs: must contain at least one ddlsim.Job with endless=False")
-    loaded = load_cluster(own[0].experiment.cluster if cluster is None else cluster)
-    loaded = loaded.sampled(own[0].experiment.seed)
+    loaded = load_cluster(real_jobs[0].experiment.cluster if cluster is None else cluster)
+    loaded = loaded.sampled(real_jobs[0].experiment.seed)
     if cluster is not None:
-        own = [dataclasses.replace(each, experiment=each.experiment.with_(cluster=loaded)) for each in own]
-    names = _names(own)
-    traffic = [each for each in jobs if isinstance(each, Background)]
+        real_jobs = [dataclasses.replace(job, experiment=job.experiment.with_(cluster=loaded)) for job in real_jobs]
+    names = _names(real_jobs)
+    traffic = [flow for flow in jobs if isinstance(flow, Background)]
     random: list[RandomFaults] = at_random(faults)
     if wrong := [fault for fault in faults if isinstance(fault, RandomFaults) and fault.kind != "link"]:
         raise ConfigError(
@@ -77,18 +77,18 @@ def simulate_jobs(
             "set it in the experiment of a job, Experiment(faults=...), or use kind='link'"
         )
 
-    def made(horizon: float) -> Together:
-        seed = own[0].experiment.seed
+    def simulated(horizon: float) -> Together:
+        seed = real_jobs[0].experiment.seed
         together = Together(
             loaded, traffic, queue=queue, keep_spans=timeline, faults=faults, seed=seed, horizon=horizon
         )
-        for job, name in zip(own, names, strict=True):
+        for job, name in zip(real_jobs, names, strict=True):
             together.expect(job, name)
         together.until_all_have_ended()
         return together
 
-    random += [fault for job in own for fault in random_faults_of(job.experiment)]
-    together = up_to_its_end(random, loaded, made)
+    random += [fault for job in real_jobs for fault in random_faults_of(job.experiment)]
+    together = up_to_its_end(random, loaded, simulated)
     if not together.interrupted:
         together.check()
     goodputs = tuple(together.goodput(i) for i in range(len(traffic)))
@@ -171,7 +171,7 @@ def _arrivals(path: Path, common: Mapping[str, object]) -> list[dict[str, object
     jobs: list[dict[str, object]] = []
     for row in read_rows(path, columns, ("start_s", "workers"), "a list of arrivals", only=True):
         set_here = {name: value for name, value in row.items() if value is not None}
-        own: dict[str, object] = {name: set_here.pop(name) for name in ("name", "placement") if name in set_here}
+        settings: dict[str, object] = {name: set_here.pop(name) for name in ("name", "placement") if name in set_here}
         start = f"{float(set_here.pop('start_s'))!r} s"
-        jobs.append({**own, "start": start, "experiment": {**common, **set_here}})
+        jobs.append({**settings, "start": start, "experiment": {**common, **set_here}})
     return jobs

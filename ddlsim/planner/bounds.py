@@ -112,7 +112,7 @@ class Bounds:
                 batches = shared.n_batches / experiment.window[1] / copies
         together = 0.0
         if replicated or shared.program is not None:
-            together = sum(alone(experiment, each, batches, candidate.workers) for each in prepared.workloads)
+            together = sum(alone(experiment, workload, batches, candidate.workers) for workload in prepared.workloads)
         return self._bound(candidate, limits, together, "; ".join(prepared.misfits))
 
     def _bound(self, candidate: Candidate, limits: dict[str, float], together: float, *memory: Any) -> Bound:
@@ -140,8 +140,8 @@ class Bounds:
             self._placed[key] = place(experiment)
         placed = self._placed[key]
         cluster = placed.cluster  # includes the sampled link speeds
-        whole = placed.workloads
-        folded = strategy.folded_program(whole, batches, cluster, placed.nodes)
+        workloads = placed.workloads
+        folded = strategy.folded_program(workloads, batches, cluster, placed.nodes)
         if folded is None:
             return None
         carriers = None
@@ -151,10 +151,10 @@ class Bounds:
         limits = _limits(float(batches * at_a_time * strategy.n_replicas(candidate.workers) * steps), *bound)
 
         def fit() -> Fit:
-            fullest, warnings = memory_use(experiment, whole, strategy.stages_of(whole))
+            fullest, warnings = memory_use(experiment, workloads, strategy.stages_of(workloads))
             return Fit(warnings[0] if warnings else "", fullest.needed)
 
-        together = len(whole) * alone(experiment, whole[0], float(batches), candidate.workers)
+        together = len(workloads) * alone(experiment, workloads[0], float(batches), candidate.workers)
         return self._bound(candidate, limits, together, "", fit)
 
     def _prepared(self, candidate: Candidate) -> _Prepared:
@@ -308,22 +308,22 @@ def least_seconds(plan: Plan, experiment: Experiment, besides: Floats, n_workers
     width = int(plan.batch.max(initial=0)) + 1
     mark = np.where(plan.batch >= 0, plan.step * width + plan.batch, -1)
     by_rank = np.argsort(plan.rank, kind="stable")
-    each = np.split(by_rank, np.flatnonzero(np.diff(plan.rank[by_rank])) + 1)
+    rank_rows = np.split(by_rank, np.flatnonzero(np.diff(plan.rank[by_rank])) + 1)
     steps = int(plan.step.max(initial=-1)) + 1
-    per_step = max(len(np.unique(mark[rows][mark[rows] >= 0])) for rows in each) // max(steps, 1)
-    for rows in each:
+    per_step = max(len(np.unique(mark[rows][mark[rows] >= 0])) for rows in rank_rows) // max(steps, 1)
+    for rows in rank_rows:
         rank = int(plan.rank[rows[0]])
         drawn = factors(experiment.jitter, experiment.seed, rank).take(steps * per_step)
-        own = mark[rows]
-        current = own[np.maximum.accumulate(np.where(own >= 0, np.arange(len(rows)), 0))]
+        marks = mark[rows]
+        current = marks[np.maximum.accumulate(np.where(marks >= 0, np.arange(len(rows)), 0))]
         begins = np.flatnonzero(np.diff(current, prepend=-1) != 0)
-        batches = np.unique(own[own >= 0])
+        batches = np.unique(marks[marks >= 0])
         if len(batches) == len(begins) == steps * per_step:  # one after the other
             nth = np.searchsorted(begins, np.arange(len(rows)), side="right") - 1
             seconds[rows] *= drawn[nth]
         elif len(batches) == steps * per_step:
             least = drawn.reshape(steps, per_step).min(axis=1)[plan.step[rows]]
-            seconds[rows] *= np.where(own >= 0, drawn[np.searchsorted(batches, own)], least)
+            seconds[rows] *= np.where(marks >= 0, drawn[np.searchsorted(batches, marks)], least)
         else:
             seconds[rows] *= min(1.0, float(drawn.min(initial=1.0)))
     return seconds

@@ -77,10 +77,10 @@ class Candidate:
         """Return the model FLOPs utilisation at a throughput in samples/s; None if a device's peak is unknown."""
         experiment, nodes = self.experiment, self.cluster.workers[: self.workers].tolist()
         names = [self.cluster.device_of[node] or DEFAULT_DEVICE for node in nodes]
-        known = {name: load_device(experiment.device or name) for name in set(names)}
+        devices = {name: load_device(experiment.device or name) for name in set(names)}
         model = load_model(experiment.model)
-        precision = with_defaults(experiment, model, *known.values()).precision
-        return model_flops_utilisation(model, throughput, [known[name] for name in names], str(precision))
+        precision = with_defaults(experiment, model, *devices.values()).precision
+        return model_flops_utilisation(model, throughput, [devices[name] for name in names], str(precision))
 
     @property
     def settings(self) -> dict[str, object]:
@@ -91,7 +91,7 @@ class Candidate:
     def __str__(self) -> str:
         packed = "" if self.compression == "none" else f", {self.compression}"
         workers = f"{self.workers} worker{'' if self.workers == 1 else 's'}"
-        way = self.strategy
+        text = self.strategy
         if self.sizes:
             sizes = self.sizes
             chunks = f" x {sizes['interleave']}" if sizes["interleave"] != 1 else ""
@@ -101,11 +101,11 @@ class Candidate:
             more += "" if sizes["shard"] is None else f" in groups of {sizes['shard']}"
             more += "" if sizes["cut"] in ("-", "balanced") else ", equal layers"
             more += "" if sizes["p2p"] in ("-", "overlapped") else f", p2p {sizes['p2p']}"
-            way = (
+            text = (
                 f"tensor {sizes['tensor']}, pipeline {sizes['pipeline']}, data {sizes['data']}, {order}"
                 f"micro-batches of {sizes['micro_batch']}{again}{more}"
             )
-        return shown(f"{workers} of {self.place}, {way}{packed}, batch {self.batch_size}")
+        return shown(f"{workers} of {self.place}, {text}{packed}, batch {self.batch_size}")
 
     def at(self, workers: int) -> Experiment:
         """Return the experiment with another number of workers."""
@@ -127,9 +127,9 @@ def _usual_strategies(cluster: Cluster, n_workers: int) -> list[tuple[Strategy, 
     nodes = cluster.workers[:n_workers]
     at = nodes[cluster.locality_order(nodes)].tolist()
     algorithms = dict.fromkeys(algorithm_for(name, cluster, at) for name in ALGORITHMS)
-    found: list[tuple[Strategy, bool]] = [(AllReduce(algorithm), False) for algorithm in algorithms]
+    strategies: list[tuple[Strategy, bool]] = [(AllReduce(algorithm), False) for algorithm in algorithms]
     local = LocalSGD(LOCAL_STEPS, algorithm="hierarchical")
-    return [*found, (_server_on_each(cluster, n_workers), True), (local, False)]
+    return [*strategies, (_server_on_each(cluster, n_workers), True), (local, False)]
 
 
 def _server_on_each(cluster: Cluster, n_workers: int) -> ParameterServer:
@@ -156,10 +156,10 @@ def candidates(
             for n in dict.fromkeys(worker_counts(cluster) if workers is None else workers):
                 usual: list[tuple[Any, bool, bool]]  # strategy, one server per machine, no compression
                 if strategies is None:  # compression is never combined with averaging by default
-                    usual = [(one, each, not nature_of(one).exact) for one, each in _usual_strategies(cluster, n)]
+                    usual = [(one, on_each, not nature_of(one).exact) for one, on_each in _usual_strategies(cluster, n)]
                 else:
                     usual = [(one, False, False) for one in strategies]
-                for strategy, each, dense in usual:
+                for strategy, on_each, dense in usual:
                     family = contract.of(strategy)
                     split = strategy.label.partition(" ")[2] if family.defines("layouts") else ""
                     some = packed[: 1 if n == 1 or dense else None]  # a single worker sends nothing
@@ -167,41 +167,41 @@ def candidates(
                         if n > len(cluster.workers):
                             invalid[TOO_MANY] += 1
                             continue
-                        for way in family.layouts(cluster, model, n, batch_size, invalid):
-                            yield _Row(cluster, n, way, compression, batch_size, each, split)
+                        for layout in family.layouts(cluster, model, n, batch_size, invalid):
+                            yield _Row(cluster, n, layout, compression, batch_size, on_each, split)
 
-    made = list(rows())
-    if not made and set(invalid) - {TOO_MANY}:
+    grid = list(rows())
+    if not grid and set(invalid) - {TOO_MANY}:
         raise ConfigError(f"recommend: no configuration is valid: {text_of_invalid(invalid)}")
-    if not made:
+    if not grid:
         devices = ", ".join(f"{cluster.name!r} has {len(cluster.workers)} devices" for cluster in clusters)
         raise ConfigError(f"recommend: no cluster has enough devices ({devices}); use fewer workers")
-    layouts = [f"{row.strategy.label.partition(' (')[0]} {row.split}" if row.split else row.strategy for row in made]
-    labels = labels_of(layouts), labels_of([row.compression for row in made])
+    layouts = [f"{row.strategy.label.partition(' (')[0]} {row.split}" if row.split else row.strategy for row in grid]
+    labels = labels_of(layouts), labels_of([row.compression for row in grid])
     places = _places(clusters)
     natures: dict[Hashable, Nature] = {}
-    found = []
-    for i, (cluster, n, strategy, compression, batch_size, each, split) in enumerate(made):
+    valid = []
+    for i, (cluster, n, strategy, compression, batch_size, on_each, split) in enumerate(grid):
         key = _key(contract.of(strategy).scaled_down())
         nature = natures[key] = natures[key] if key in natures else nature_of(strategy)
         length = RANDOM if varies(base) else REGULAR if nature.synchronous else OWN_WAYS
         warmup, steps = contract.of(strategy).whole_cycles(*length)
         varied = {"cluster": cluster, "workers": n, "strategy": strategy, "compression": compression}
         experiment = base.with_(**varied, batch_size=batch_size, warmup=warmup, steps=steps)
-        names = (SERVER_PER_MACHINE if each else str(labels[0][i]), str(labels[1][i]))
+        names = (SERVER_PER_MACHINE if on_each else str(labels[0][i]), str(labels[1][i]))
         exact, sizes = nature.exact and compression is None, contract.of(strategy).split_sizes(n) if split else {}
-        size = (n, *names, batch_size)
-        found.append(Candidate(i, experiment, cluster, places[id(cluster)], *size, exact, nature.simple, each, sizes))
-    return found, invalid
+        settings = (places[id(cluster)], n, *names, batch_size)
+        valid.append(Candidate(i, experiment, cluster, *settings, exact, nature.simple, on_each, sizes))
+    return valid, invalid
 
 
 def _places(clusters: Sequence[Cluster]) -> dict[int, str]:
     """Return a name for each cluster (by id); equal names are numbered."""
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for cluster in clusters:
-        n = sum(other.name == cluster.name for other in clusters if id(other) in found) + 1
-        found[id(cluster)] = cluster.name if n == 1 else f"{cluster.name} ({n})"
-    return found
+        n = sum(other.name == cluster.name for other in clusters if id(other) in names) + 1
+        names[id(cluster)] = cluster.name if n == 1 else f"{cluster.name} ({n})"
+    return names
 
 
 class _Row(NamedTuple):
@@ -213,7 +213,7 @@ class _Row(NamedTuple):
     strategy: Strategy
     compression: Compression | None
     batch_size: int
-    each: bool
+    on_each: bool
     split: str = ""
 
 

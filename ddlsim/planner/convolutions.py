@@ -70,7 +70,7 @@ def choose_algorithms(options: Options, memory: Memory) -> dict[str, Algorithm]:
     seconds = np.array([algorithm.seconds for _, algorithm in flat])
     nbytes = np.array([algorithm.nbytes for _, algorithm in flat])
     layers = list(options)
-    one_each = np.array([[float(layer == own) for own, _ in flat] for layer in layers])
+    one_each = np.array([[float(layer == other) for other, _ in flat] for layer in layers])
     unit = max(float(nbytes.max()), 1.0)  # for solvers, numbers should be near 1
     solved = milp(
         seconds / max(float(seconds.max()), 1e-30),
@@ -116,17 +116,17 @@ def _algorithms(layer: Layer, device: Device, batch_size: int) -> tuple[Algorith
         return Algorithm(name, passes * max(flops / rate, (moved + 2.0 * nbytes) / bandwidth), nbytes)
 
     flops = layer.flops * batch_size
-    made = [algorithm("implicit_gemm", flops, 0.0)]
+    algorithms = [algorithm("implicit_gemm", flops, 0.0)]
     n_weights = dict(layer.tensors)["weight"]
     c_in, c_out, out_pixels = layer.in_shape[0], layer.out_shape[0], math.prod(layer.out_shape[1:])
     if layer.winograd:
         numbers = 4.0 * batch_size * out_pixels * (c_in + c_out) + 16.0 / 9.0 * n_weights
-        made.append(algorithm("winograd", flops / WINOGRAD, numbers))
+        algorithms.append(algorithm("winograd", flops / WINOGRAD, numbers))
     kernel = math.isqrt(n_weights // (c_in * c_out))
     by_one = all(out > n - kernel for n, out in zip(layer.in_shape[1:], layer.out_shape[1:], strict=True))
     if kernel > 1 and by_one and len(layer.in_shape) == 3 and n_weights == c_in * c_out * kernel**2:
         pixels = float(math.prod(out + kernel - 1 for out in layer.out_shape[1:]))
         images = batch_size * c_in + c_in * c_out + batch_size * c_out
         products = 4.0 * pixels * batch_size * c_in * c_out
-        made.append(algorithm("fft", 2.5 * pixels * math.log2(pixels) * images + products, pixels * images))
-    return tuple(made)
+        algorithms.append(algorithm("fft", 2.5 * pixels * math.log2(pixels) * images + products, pixels * images))
+    return tuple(algorithms)

@@ -40,7 +40,7 @@ class Crossover:
 
 
 def crossovers(
-    found: Sequence[Trial], best: Candidate, counts: Sequence[int], evaluator: Evaluator
+    trials: Sequence[Trial], best: Candidate, counts: Sequence[int], evaluator: Evaluator
 ) -> tuple[list[Crossover], list[str]]:
     """Return the numbers of workers from which one of the fastest gradient exchanges remains faster than another one,
     on the cluster and with the batch of the `best` configuration, and remarks on pairs without a single crossover.
@@ -51,13 +51,13 @@ def crossovers(
     If the order changes between two counts, a bisection finds one crossover, among whole machines if both counts fill
     their machines.
     """
-    ways = _exchanges(found, best)
+    exchanges = _exchanges(trials, best)
     grid = sorted(n for n in set(counts) if 1 < n <= len(best.cluster.workers))
-    if len(ways) < 2 or len(grid) < 2:
+    if len(exchanges) < 2 or len(grid) < 2:
         return [], []
-    evaluator.outcomes([way.at(n) for way in ways for n in grid])  # all at once, on all cores
+    evaluator.outcomes([exchange.at(n) for exchange in exchanges for n in grid])  # all at once, on all cores
     crossings, remarks = [], []
-    for a, b in itertools.combinations(ways, 2):
+    for a, b in itertools.combinations(exchanges, 2):
         orders = [(n, order) for n in grid if (order := _order(a, b, n, evaluator))]  # ties are omitted
         flips = [i for i in range(1, len(orders)) if orders[i][1] != orders[i - 1][1]]
         if len(flips) == 1:
@@ -68,20 +68,20 @@ def crossovers(
     return crossings, remarks
 
 
-def _exchanges(found: Sequence[Trial], best: Candidate) -> list[Candidate]:
+def _exchanges(trials: Sequence[Trial], best: Candidate) -> list[Candidate]:
     """Return the best configuration's gradient exchange, and the fastest exact ones, with any number of workers."""
-    ways = {(best.strategy, best.compression): best}
+    exchanges = {(best.strategy, best.compression): best}
     same = [
         (one.figures.throughput, one.candidate)
-        for one in found
+        for one in trials
         if one.figures is not None
         and one.candidate.exact
         and one.candidate.cluster is best.cluster
         and one.candidate.batch_size == best.batch_size
     ]
     for _, candidate in sorted(same, key=lambda pair: (-pair[0], pair[1].number)):
-        ways.setdefault((candidate.strategy, candidate.compression), candidate)
-    return list(ways.values())[:MAX_EXCHANGES]
+        exchanges.setdefault((candidate.strategy, candidate.compression), candidate)
+    return list(exchanges.values())[:MAX_EXCHANGES]
 
 
 def _bisect(a: Candidate, b: Candidate, before: tuple[int, int], high: int, evaluator: Evaluator) -> Crossover:
@@ -91,10 +91,10 @@ def _bisect(a: Candidate, b: Candidate, before: tuple[int, int], high: int, eval
     exact = True
     while exact and high - low > step:
         middle = low + (high - low) // (2 * step) * step
-        found = _order(a, b, middle, evaluator)
-        exact = found is not None  # otherwise it does not fit in memory, so only the interval is known
+        middle_order = _order(a, b, middle, evaluator)
+        exact = middle_order is not None  # otherwise it does not fit in memory, so only the interval is known
         if exact:
-            low, high = (low, middle) if found == -order else (middle, high)
+            low, high = (low, middle) if middle_order == -order else (middle, high)
     slower, faster = (a, b) if order > 0 else (b, a)
     return Crossover(a.place, a.batch_size, _name(faster), _name(slower), low, high, exact)
 

@@ -84,14 +84,14 @@ def _effective(result: Result) -> float:
 
 def _interval(experiment: Experiment) -> list[str]:
     try:
-        found = best_checkpoint_interval(experiment, n_timelines=N_TIMELINES)
+        intervals = best_checkpoint_interval(experiment, n_timelines=N_TIMELINES)
     except ConfigError:  # no checkpoints, no random failures, or free checkpoints
         return []
     assert experiment.checkpoints is not None
-    now, best = experiment.checkpoints.interval, max(found.tried, key=lambda one: one.effective)
+    now, best = experiment.checkpoints.interval, max(intervals.tried, key=lambda one: one.effective)
     return [
-        f"checkpoint every {duration(found.simulated)} instead of every {duration(now)} (then "
-        f"{percent(best.effective)} of the time is useful; Daly's formula: every {duration(found.daly)})"
+        f"checkpoint every {duration(intervals.simulated)} instead of every {duration(now)} (then "
+        f"{percent(best.effective)} of the time is useful; Daly's formula: every {duration(intervals.daly)})"
     ]
 
 
@@ -119,12 +119,12 @@ _DIMENSIONS = (
     "strategy",
     "compression",
     "batch_size",
-    *(each for each in SIZES if each != "data"),
+    *(name for name in SIZES if name != "data"),
 )
 _NAMES = {"batch_size": "batch", "micro_batch": "micro-batch"}
 
 
-def reasons(best: Trial, found: Sequence[Trial], search: Search) -> tuple[str, ...]:
+def reasons(best: Trial, trials: Sequence[Trial], search: Search) -> tuple[str, ...]:
     """Return how the best configuration spends its time, and for each searched field the best alternative value.
 
     Alternatives that the search pruned are simulated; for splits of a model, their bounds are used instead.
@@ -135,7 +135,7 @@ def reasons(best: Trial, found: Sequence[Trial], search: Search) -> tuple[str, .
         shares = {name: share for name, share in best.shares.items() if share >= SAME}
         lines.append("time goes to " + ", ".join(f"{name} {percent(share)}" for name, share in shares.items()))
     for dimension in _DIMENSIONS:
-        near = [other for other in found if _differs_in(best, other, dimension)]
+        near = [other for other in trials if _differs_in(best, other, dimension)]
         if best.candidate.sizes:  # simulating a split takes long, and its bound is sufficient
             other, figures = _best_known(near, search)
         elif (other := _best_of(near, search)) is not None:
@@ -282,39 +282,39 @@ def recommend(
         search = Search(target, evaluator, n_best if what is None else 1, priced, samples, stability=stability)
         if what is not None:
             search = dataclasses.replace(search, group=learning_group)
-        found = search.run(options)
+        trials = search.run(options)
         rivals: tuple[str, ...] | None = None
-        choices, more = _choices(found, what, search, n_best)
+        choices, choice_notes = _choices(trials, what, search, n_best)
         best = choices[0].candidate
         counts = [option.workers for option in options if option.cluster is best.cluster]
         if what is None:
-            choices, rivals = evaluator.attempt(lambda: _with_ranges(choices, found, search), (choices, None))
+            choices, rivals = evaluator.attempt(lambda: _with_ranges(choices, trials, search), (choices, None))
         crossings: Sequence[Crossover]
         remarks: Sequence[str]
-        crossings, remarks = evaluator.attempt(lambda: crossovers(found, best, counts, evaluator), ([], []))
+        crossings, remarks = evaluator.attempt(lambda: crossovers(trials, best, counts, evaluator), ([], []))
         rules = evaluator.attempt(lambda: advice(best, target.efficiency or EFFICIENCY, evaluator), ())
     varied = best.workers > 1 and not best.sizes
     gains = evaluator.attempt(lambda: tuple(sensitivities(best.experiment)) if varied else (), ())
     notes += evaluator.attempt(lambda: reliability(best), [])
-    notes += [*more, *remarks, *_notes(choices, options, invalid, what), *prepare(best.experiment).left_out]
+    notes += [*choice_notes, *remarks, *_notes(choices, options, invalid, what), *prepare(best.experiment).left_out]
     notes += _software(choices)
     return Recommendation(
-        target, tuple(choices), tuple(found), tuple(crossings), gains, rules, tuple(notes), priced, rivals,
+        target, tuple(choices), tuple(trials), tuple(crossings), gains, rules, tuple(notes), priced, rivals,
         evaluator.interrupted,
     )  # fmt: skip
 
 
 def _with_ranges(
-    choices: list[Choice], found: Sequence[Trial], search: Search
+    choices: list[Choice], trials: Sequence[Trial], search: Search
 ) -> tuple[list[Choice], tuple[str, ...] | None]:
     """Return the choices with their ranges, and the rivals that may be better than the best one within them.
 
     Rivals are the other choices and the best configuration of every other cluster. None: no device rates are disputed.
     """
-    by_candidate = {one.candidate: one for one in found}
+    by_candidate = {one.candidate: one for one in trials}
     finalists = [by_candidate[choice.candidate] for choice in choices]
     places: dict[str, list[Trial]] = {}
-    for one in found:
+    for one in trials:
         places.setdefault(one.candidate.place, []).append(one)
     if all(disputed(device_of(near[0].candidate)) is None for near in places.values()):
         return choices, None
@@ -322,11 +322,11 @@ def _with_ranges(
     for near in [near for place, near in places.items() if place not in chosen]:
         other = _best_of(near, search)
         finalists += [] if other is None else [other]
-    known = ranges(finalists, search.evaluator, priced=search.priced, samples=search.samples)
+    range_of = ranges(finalists, search.evaluator, priced=search.priced, samples=search.samples)
     best, *others = finalists
-    rivals = [str(other.candidate) for other in others if may_win(best, other, known, search.target)]
-    choices = [dataclasses.replace(choice, range=known.get(choice.candidate)) for choice in choices]
-    return choices, tuple(rivals) if known else None
+    rivals = [str(other.candidate) for other in others if may_win(best, other, range_of, search.target)]
+    choices = [dataclasses.replace(choice, range=range_of.get(choice.candidate)) for choice in choices]
+    return choices, tuple(rivals) if range_of else None
 
 
 def _software(choices: Sequence[Choice]) -> list[str]:
@@ -388,7 +388,7 @@ def _priced(options: Sequence[Candidate], target: Target) -> tuple[bool, list[st
     places = dict.fromkeys(option.place for option in options)
     for place in places:
         try:
-            price_rate(max((each for each in options if each.place == place), key=lambda each: each.workers))
+            price_rate(max((option for option in options if option.place == place), key=lambda one: one.workers))
         except ConfigError as error:
             if target.budget is not None:
                 raise ConfigError(f"recommend: a budget needs prices (--price on the command line): {error}") from None
@@ -397,23 +397,23 @@ def _priced(options: Sequence[Candidate], target: Target) -> tuple[bool, list[st
     return True, []
 
 
-def _choices(found: list[Trial], what: Lesson | None, search: Search, n_best: int) -> tuple[list[Choice], list[str]]:
-    if not any(one.figures is not None for one in found):
+def _choices(trials: list[Trial], what: Lesson | None, search: Search, n_best: int) -> tuple[list[Choice], list[str]]:
+    if not any(one.figures is not None for one in trials):
         if search.evaluator.interrupted:
             raise KeyboardInterrupt
-        whole = not any(contract.of(one.candidate.experiment.strategy).shares_batch for one in found)
-        hint = "; to split the model over workers, set strategies=[ddlsim.Splits()] (--split)" if whole else ""
-        reason = found[0].reason
+        unsplit = not any(contract.of(one.candidate.experiment.strategy).shares_batch for one in trials)
+        hint = "; to split the model over workers, set strategies=[ddlsim.Splits()] (--split)" if unsplit else ""
+        reason = trials[0].reason
         raise ConfigError(f"recommend: no configuration can be simulated; the first one failed with: {reason}{hint}")
     target = search.target
     if what is not None:
-        return trained(found, what, target, search.evaluator, n_best)
-    by_candidate = {one.candidate: one for one in found}
+        return trained(trials, what, target, search.evaluator, n_best)
+    by_candidate = {one.candidate: one for one in trials}
     choices = [
-        dataclasses.replace(choice, reasons=reasons(by_candidate[choice.candidate], found, search))
-        for choice in choices_of(found, target, n_best)
+        dataclasses.replace(choice, reasons=reasons(by_candidate[choice.candidate], trials, search))
+        for choice in choices_of(trials, target, n_best)
     ]
-    if tied := tie_reason(by_candidate[choices[0].candidate], found, target):
+    if tied := tie_reason(by_candidate[choices[0].candidate], trials, target):
         choices[0] = dataclasses.replace(choices[0], reasons=(*choices[0].reasons, tied))
     return choices, []
 
@@ -465,5 +465,5 @@ def load_question(source: str | Path, *, allow_code: bool = False) -> dict[str, 
         first = clusters[0] if isinstance(clusters, list) and clusters else clusters or ""
         table["base"] = {"cluster": first, "model": table.get("model", "resnet50"), **base}
     if isinstance(compressions, list):
-        table["compressions"] = [None if each == "none" else each for each in compressions]
+        table["compressions"] = [None if compression == "none" else compression for compression in compressions]
     return SCHEMA.arguments(recommend, table, str(path), Source(path.parent, allow_code), ": ")

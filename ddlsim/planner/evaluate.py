@@ -57,21 +57,21 @@ class Evaluator(Simulations):
         """
         texts = [text_of(experiment, self._digests, stability=stability) for experiment in experiments]
         pairs = zip(experiments, texts, strict=True)
-        points = [_Candidate({}, each.seed, each, "", key_of(text), text) for each, text in pairs]
+        points = [_Candidate({}, experiment.seed, experiment, "", key_of(text), text) for experiment, text in pairs]
         if not self.interrupted:
             self.settle(points, stability=stability)
-        found = self._store.outcomes(point.key for point in points)
-        return [found.get(point.key, INTERRUPTED) for point in points]
+        outcomes = self._store.outcomes(point.key for point in points)
+        return [outcomes.get(point.key, INTERRUPTED) for point in points]
 
     def attempt(self, work: Callable[[], T], default: D) -> T | D:
         """Return the result of `work`, or the default after Ctrl-C, which also ends later work."""
         if self.interrupted:
             return default
         try:
-            made = work()
+            result = work()
         except KeyboardInterrupt:
             self.interrupted = True
-        return default if self.interrupted else made
+        return default if self.interrupted else result
 
 
 def number_of(outcome: Outcome, name: str) -> float | None:

@@ -58,9 +58,9 @@ def learning_group(candidate: Candidate) -> Hashable:
     return candidate.strategy, candidate.compression, candidate.workers, candidate.batch_size
 
 
-def _finalists(found: Sequence[Trial]) -> list[Trial]:
+def _finalists(trials: Sequence[Trial]) -> list[Trial]:
     """Return the fastest configuration of each learning rule, then others by throughput."""
-    done = [one for one in found if one.figures is not None]
+    done = [one for one in trials if one.figures is not None]
     first: dict[Hashable, Trial] = {}
     for one in done:
         rule = "exact" if one.candidate.exact else (one.candidate.strategy, one.candidate.compression)
@@ -72,13 +72,13 @@ def _finalists(found: Sequence[Trial]) -> list[Trial]:
 
 
 def trained(
-    found: Sequence[Trial], what: Lesson, target: Target, evaluator: Evaluator, n_best: int
+    trials: Sequence[Trial], what: Lesson, target: Target, evaluator: Evaluator, n_best: int
 ) -> tuple[list[Choice], list[str]]:
     """Train the finalists; return the best ones, best first, and notes for the user.
 
     Raises ConfigError if none of them can be trained.
     """
-    chosen = _finalists(found)
+    chosen = _finalists(trials)
     experiments = [what(one.candidate) for one in chosen]
     outcomes = evaluator.outcomes(experiments)
     choices: list[Choice] = []
@@ -94,7 +94,7 @@ def trained(
             raise KeyboardInterrupt
         raise ConfigError(f"recommend: no finalist can be trained: {notes[0]}")
     choices = in_order(choices, lambda choice: _levels(choice, target), lambda choice: spread_of(choice.figures))
-    n_groups = len({learning_group(one.candidate) for one in found if one.figures is not None})
+    n_groups = len({learning_group(one.candidate) for one in trials if one.figures is not None})
     if n_groups > len(chosen):
         notes.append(
             f"only {len(chosen)} of {n_groups} combinations of update rule and global batch size were trained: the "
@@ -126,7 +126,7 @@ def _levels(choice: Choice, target: Target) -> tuple[float, ...]:
 
 
 def _reasons(choice: Choice, others: dict[Candidate, str]) -> tuple[str, ...]:
-    lines = [f"{candidate}: {said}" for candidate, said in others.items() if candidate is not choice.candidate]
+    lines = [f"{candidate}: {reason}" for candidate, reason in others.items() if candidate is not choice.candidate]
     return (f"{others[choice.candidate]}; also trained:", *lines) if lines else (others[choice.candidate],)
 
 

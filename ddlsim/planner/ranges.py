@@ -33,23 +33,23 @@ class Range(NamedTuple):
 
 
 def ranges(
-    found: Sequence[Trial], evaluator: Evaluator, *, priced: bool, samples: float | None
+    trials: Sequence[Trial], evaluator: Evaluator, *, priced: bool, samples: float | None
 ) -> Mapping[Candidate, Range]:
     """Simulate configurations at both ends of their device's disputed rates; omit those without disputed rates."""
-    devices = {one.candidate: device_of(one.candidate) for one in found}
+    devices = {one.candidate: device_of(one.candidate) for one in trials}
     asked = [(one, device, ends) for one, device in devices.items() if device and (ends := disputed(device))]
     outcomes = evaluator.outcomes([_at(one, device, end) for one, device, ends in asked for end in ends])
-    known: dict[Candidate, Range] = {}
-    for (candidate, device, _), *both in zip(asked, outcomes[::2], outcomes[1::2], strict=True):
-        if all(end.status == DONE for end in both):
-            low, high = (figures_of(candidate, end, priced=priced, samples=samples) for end in both)
-            known[candidate] = Range(low, high, device.name)
-    return known
+    range_of: dict[Candidate, Range] = {}
+    for (candidate, device, _), *pair in zip(asked, outcomes[::2], outcomes[1::2], strict=True):
+        if all(end.status == DONE for end in pair):
+            low, high = (figures_of(candidate, end, priced=priced, samples=samples) for end in pair)
+            range_of[candidate] = Range(low, high, device.name)
+    return range_of
 
 
-def may_win(best: Trial, other: Trial, known: Mapping[Candidate, Range], target: Target) -> bool:
+def may_win(best: Trial, other: Trial, range_of: Mapping[Candidate, Range], target: Target) -> bool:
     """Whether another configuration beats the best one at some point of their ranges."""
-    mine, its = _ends(best, known), _ends(other, known)
+    mine, its = _ends(best, range_of), _ends(other, range_of)
     together = mine.device == its.device
     pairs = [(mine.low, its.low), (mine.high, its.high)] if together else [(mine.low, its.high)]
     return any(
@@ -58,9 +58,9 @@ def may_win(best: Trial, other: Trial, known: Mapping[Candidate, Range], target:
     )
 
 
-def _ends(found: Trial, known: Mapping[Candidate, Range]) -> Range:
-    assert found.figures is not None
-    return known.get(found.candidate, Range(found.figures, found.figures, ""))
+def _ends(trial: Trial, range_of: Mapping[Candidate, Range]) -> Range:
+    assert trial.figures is not None
+    return range_of.get(trial.candidate, Range(trial.figures, trial.figures, ""))
 
 
 def device_of(candidate: Candidate) -> Device | None:

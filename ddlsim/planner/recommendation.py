@@ -169,11 +169,11 @@ class Recommendation:
         """
         import pandas as pd
 
-        return pd.DataFrame([self._row(found) for found in self.found])
+        return pd.DataFrame([self._row(trial) for trial in self.found])
 
-    def _row(self, found: Trial) -> dict[str, object]:
-        figures = found.figures
-        candidate = found.candidate
+    def _row(self, trial: Trial) -> dict[str, object]:
+        figures = trial.figures
+        candidate = trial.candidate
         numbers = dict.fromkeys(("throughput", "efficiency", "time", "cost", "miss", "step_time", "mfu"), math.nan)
         if figures is not None:
             time = math.nan if figures.total_time is None else figures.total_time
@@ -186,10 +186,10 @@ class Recommendation:
                 "step_time": candidate.global_batch / figures.throughput,
                 "mfu": math.nan if (mfu := candidate.mfu(figures.throughput)) is None else mfu,
             }
-        numbers["memory"] = math.nan if found.held is None else found.held
-        shares = found.shares or dict.fromkeys(("compute", "communication", "waiting", "idle"), math.nan)
-        row: dict[str, object] = {**candidate.settings, "exact": candidate.exact, "status": found.status}
-        return {**row, **numbers, **shares, "reason": found.reason}
+        numbers["memory"] = math.nan if trial.held is None else trial.held
+        shares = trial.shares or dict.fromkeys(("compute", "communication", "waiting", "idle"), math.nan)
+        row: dict[str, object] = {**candidate.settings, "exact": candidate.exact, "status": trial.status}
+        return {**row, **numbers, **shares, "reason": trial.reason}
 
     def cost(self, figures: Figures) -> float:
         """Return the cost in USD, or in device-hours if machines have no price.
@@ -228,9 +228,9 @@ class Recommendation:
         speed["cost_range"] = None if ends is None else [self.cost(end) for end in ends]
         spent = {"time": figures.total_time if finite else None, "cost": cost if math.isfinite(cost) else None}
         missed = {miss.what: miss.share for miss in choice.misses if 0.0 < miss.share < math.inf}
-        said = {"accuracy": choice.accuracy, "missed": missed, "reasons": list(choice.reasons)}
+        outcome = {"accuracy": choice.accuracy, "missed": missed, "reasons": list(choice.reasons)}
         exact = {**choice.candidate.settings, "exact": choice.exact}
-        return {**exact, **speed, "efficiency": figures.efficiency, **spent, **said}
+        return {**exact, **speed, "efficiency": figures.efficiency, **spent, **outcome}
 
     def __str__(self) -> str:
         layouts = aligned(layout_cells(self))
@@ -249,11 +249,11 @@ class Recommendation:
         return f"<Recommendation: {self.best}, {self.best.throughput:.4g} samples/s>"
 
 
-def choices_of(found: Sequence[Trial], target: Target, n_best: int) -> list[Choice]:
+def choices_of(trials: Sequence[Trial], target: Target, n_best: int) -> list[Choice]:
     """Return the first `n_best` simulated configurations, best first, and the best exact one if it is missing."""
     choices = (
         Choice(one.candidate, one.candidate.experiment, one.figures, tuple(target.misses(one.figures)))
-        for one in found
+        for one in trials
         if one.figures is not None
     )
     return best_of(list(choices), n_best)
@@ -282,13 +282,13 @@ def choice_rows(plan: Recommendation) -> list[tuple[str, str]]:
     """Return labels and texts about the target and the recommendation. A row without a label continues the previous
     one, and an empty row starts a new paragraph."""
     rows = [("target", _target(plan.target)), ("searched", _searched(plan)), *_verdict(plan), *_certainty(plan)]
-    said: set[str] = set()
+    stated: set[str] = set()
     for i, choice in enumerate(plan.choices):
         title = ("best" if i == 0 else f"{i + 1}.") + ("" if choice.exact else " *")
         rows += [("", ""), (title, str(choice)), ("", _figures(plan, choice)), *_range(plan, choice)]
-        new = [reason for reason in choice.reasons if reason not in said]  # the others are shown above
+        new = [reason for reason in choice.reasons if reason not in stated]  # the others are shown above
         rows += [("why" if j == 0 else "", reason) for j, reason in enumerate(new)]
-        said.update(new)
+        stated.update(new)
     return rows
 
 
@@ -306,9 +306,9 @@ def advice_rows(plan: Recommendation) -> list[tuple[str, str]]:
 
 def _sensitivities(plan: Recommendation) -> list[str]:
     """Describe the gains from faster components."""
-    shown = [str(found) for found in plan.sensitivities if abs(found.gain) >= NOTHING][:N_SENSITIVITIES]
+    shown = [str(part) for part in plan.sensitivities if abs(part.gain) >= NOTHING][:N_SENSITIVITIES]
     rest = len(plan.sensitivities) - len(shown)
-    small = all(abs(found.gain) < NOTHING for found in plan.sensitivities[len(shown) :])  # in descending order of gain
+    small = all(abs(part.gain) < NOTHING for part in plan.sensitivities[len(shown) :])  # in descending order of gain
     if rest and small:
         shown.append(f"no {'other ' if shown else ''}part that is 10 % better changes it by {percent(NOTHING)} or more")
     return shown
@@ -316,13 +316,13 @@ def _sensitivities(plan: Recommendation) -> list[str]:
 
 def layout_cells(plan: Recommendation) -> list[tuple[str, ...]]:
     """Return a table of the fastest splits of the model, with its header; empty if the model was not split."""
-    found = [one for one in plan.found if one.figures is not None and one.candidate.sizes][:N_LAYOUTS]
-    if not found:
+    splits = [one for one in plan.found if one.figures is not None and one.candidate.sizes][:N_LAYOUTS]
+    if not splits:
         return []
     several = [name for name in LAYOUT_KEYS if len({one.candidate.settings[name] for one in plan.found}) > 1]
     head = ("tensor", "pipeline", "data", "micro-batch", "order", "recompute", "s/step", "MFU", "memory", "bubble")
     rows: list[tuple[str, ...]] = [(*(in_words(name) for name in several), *head)]
-    for one in found:
+    for one in splits:
         assert one.figures is not None
         sizes, candidate = one.candidate.sizes, one.candidate
         chunks = f" x {sizes['interleave']}" if sizes["interleave"] != 1 else ""
@@ -378,7 +378,7 @@ def _long(value: float) -> str:
 
 
 def _searched(plan: Recommendation) -> str:
-    status = Counter(found.status for found in plan.found)
+    status = Counter(trial.status for trial in plan.found)
     words = {PRUNED: "excluded by a bound", OUT: "do not fit", UNTRIED: "not simulated"}
     parts = [f"{count(status[SIMULATED], 'configuration')} simulated"]
     parts += [f"{status[state]} {text}" for state, text in words.items() if status[state]]
@@ -410,7 +410,7 @@ def _figures(plan: Recommendation, choice: Choice) -> str:
     figures = choice.figures
     stable = f" (stable to {spread(figures.spread)})" if figures.spread > FLOOR else ""
     parts = [rate(figures.throughput) + stable, f"efficiency {percent(figures.efficiency)}"]
-    whole = figures.total_time is not None
+    has_total = figures.total_time is not None
     if figures.total_time is not None:
         parts.append(f"done in {_long(figures.total_time)}" if math.isfinite(figures.total_time) else "never done")
     if choice.accuracy is not None:
@@ -418,7 +418,7 @@ def _figures(plan: Recommendation, choice: Choice) -> str:
     cost = plan.cost(figures)
     if math.isfinite(cost):
         unit = "USD" if plan.priced else "device-hours"
-        parts.append(f"{cost:,.4g} {unit}" + ("" if whole else " per million samples"))
+        parts.append(f"{cost:,.4g} {unit}" + ("" if has_total else " per million samples"))
     return ", ".join(parts)
 
 
@@ -447,9 +447,9 @@ def _certainty(plan: Recommendation) -> list[tuple[str, str]]:
 def _skipped(plan: Recommendation) -> Iterator[tuple[str, str]]:
     """Return the most frequent reasons for skipped configurations."""
     alike: dict[str, list[str]] = {}
-    for found in plan.found:
-        if found.status == OUT:
-            alike.setdefault(_NUMBER.sub("#", found.reason), []).append(found.reason)
+    for trial in plan.found:
+        if trial.status == OUT:
+            alike.setdefault(_NUMBER.sub("#", trial.reason), []).append(trial.reason)
     by_count = sorted(alike.values(), key=lambda reasons: -len(reasons))
     for i, reasons in enumerate(by_count[:N_SKIPPED]):
         such_as = "for example: " if len(set(reasons)) > 1 else ""

@@ -65,15 +65,17 @@ def spread_of(figures: Figures) -> float:
     return max(SAME, figures.spread)
 
 
-def preferred(found: Sequence[Trial], target: Target) -> list[Trial]:
+def preferred(trials: Sequence[Trial], target: Target) -> list[Trial]:
     """Return simulated configurations in order of preference."""
-    ordered = sorted(found, key=lambda one: one.candidate.number)
-    return in_order(ordered, lambda one: levels(target, one.candidate, _known(one)), lambda one: spread_of(_known(one)))
+    ordered = sorted(trials, key=lambda one: one.candidate.number)
+    return in_order(
+        ordered, lambda one: levels(target, one.candidate, _figures(one)), lambda one: spread_of(_figures(one))
+    )
 
 
-def _known(found: Trial) -> Figures:
-    assert found.figures is not None
-    return found.figures
+def _figures(trial: Trial) -> Figures:
+    assert trial.figures is not None
+    return trial.figures
 
 
 def beats_bound(rank: tuple[float, float], bound: tuple[float, float], spread: float) -> bool:
@@ -85,11 +87,11 @@ def beats_bound(rank: tuple[float, float], bound: tuple[float, float], spread: f
     return misses > 0.0 or value < its * (1.0 - spread)
 
 
-def tie_reason(best: Trial, found: Sequence[Trial], target: Target) -> str:
+def tie_reason(best: Trial, trials: Sequence[Trial], target: Target) -> str:
     """Return why the best is preferred to those that tie with it in the target's criteria; "" if none does."""
-    figures, mine = _known(best), levels(target, best.candidate, _known(best))
+    figures, mine = _figures(best), levels(target, best.candidate, _figures(best))
     why: Counter[str] = Counter()
-    for other in found:
+    for other in trials:
         if other is best or other.figures is None:
             continue
         its, spread = levels(target, other.candidate, other.figures), max(spread_of(figures), spread_of(other.figures))
@@ -198,12 +200,12 @@ class Search:
                 if len(wave) == size:
                     break
             size = min(2 * size, LARGEST_WAVE)
-            for found in self.simulate([item.candidate for item in wave]):
-                (done if found.status == SIMULATED else rest).append(found)
+            for trial in self.simulate([item.candidate for item in wave]):
+                (done if trial.status == SIMULATED else rest).append(trial)
             ready = [item for item in ready if item.number not in asked]
             open_, pruned = self._pruned(ready, done)  # all, as an unstable result can readmit some
         rest += [Trial(item.candidate, UNTRIED, INTERRUPTED.error) for item in open_]
-        return preferred(done, self.target) + sorted(rest + pruned, key=lambda found: found.candidate.number)
+        return preferred(done, self.target) + sorted(rest + pruned, key=lambda one: one.candidate.number)
 
     def misfit(self, candidate: Candidate) -> str:
         """Return why a candidate exceeds its devices' memory; empty if it fits."""
@@ -232,11 +234,11 @@ class Search:
         """Return the candidates that may still be among the best, including possible ties, and the pruned ones."""
         groups: dict[Hashable, list[tuple[tuple[float, float], bool]]] = defaultdict(list)
         spread = 0.0
-        for found in done:
-            if found.figures is not None:
-                rank = self.target.rank(found.figures)
-                groups[self.group(found.candidate)].append((rank, found.candidate.exact))
-                spread = max(spread, spread_of(found.figures))
+        for trial in done:
+            if trial.figures is not None:
+                rank = self.target.rank(trial.figures)
+                groups[self.group(trial.candidate)].append((rank, trial.candidate.exact))
+                spread = max(spread, spread_of(trial.figures))
         left, pruned = [], []
         for item in ready:
             better = [

@@ -98,13 +98,13 @@ class Target:
             "efficiency": (self.efficiency, figures.efficiency),
             "throughput": (self.throughput, figures.throughput),
         }
-        found = []
+        misses = []
         for what, (limit, value) in limits.items():
             if isinstance(limit, int | float) and value is not None:
                 at_least = what in METRICS and METRICS[what].larger_is_better
                 share = (-1.0 if at_least else 1.0) * (value / limit - 1.0)
-                found.append(Miss(what, float(limit), value, share if share > FLOOR else 0.0))
-        return found
+                misses.append(Miss(what, float(limit), value, share if share > FLOOR else 0.0))
+        return misses
 
     def rank(self, figures: Figures) -> tuple[float, float]:
         """Return the rank of a configuration as a tuple, where smaller is better: the worst miss, then time or cost.

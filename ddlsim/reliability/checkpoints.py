@@ -95,22 +95,22 @@ class Checkpoints:
     asynchronous: bool = False
 
     def __post_init__(self) -> None:
-        given = [name for name in ("to", "bandwidth") if getattr(self, name) is not None]
-        if len(given) == 2:
+        names = [name for name in ("to", "bandwidth") if getattr(self, name) is not None]
+        if len(names) == 2:
             raise ConfigError("Checkpoints: 'to' and 'bandwidth' both determine the write speed; set only one of them")
-        if not given and self.stall is None:
+        if not names and self.stall is None:
             raise ConfigError(
                 "Checkpoints: the cost of a checkpoint is unknown; set bandwidth='2 GB/s' for the storage, "
                 "to='peers' or a node's name, or stall='30 s'"
             )
-        if self.stall is not None and not self.asynchronous and given:
-            other = given[0]
+        if self.stall is not None and not self.asynchronous and names:
+            other = names[0]
             raise ConfigError(
                 f"Checkpoints: 'stall' and {other!r} both determine the cost of a checkpoint; set only one of them"
             )
-        if not given and self.nbytes is not None:
+        if not names and self.nbytes is not None:
             raise ConfigError(f"Checkpoints: nbytes = {self.nbytes!r} has no effect with 'stall'; remove one of them")
-        if not given and self.asynchronous:
+        if not names and self.asynchronous:
             raise ConfigError("Checkpoints: asynchronous = True: the write time is unknown; set 'bandwidth' or 'to'")
 
     @property

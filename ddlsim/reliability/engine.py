@@ -236,9 +236,9 @@ class _Course:
         self.spent[kind] += seconds
         return seconds
 
-    def progress(self, made: bool, reason: str) -> None:
+    def progress(self, advanced: bool, reason: str) -> None:
         """Record whether there was progress before a failure; raise DdlsimError after too many failures without any."""
-        self._fruitless = 0 if made else self._fruitless + 1
+        self._fruitless = 0 if advanced else self._fruitless + 1
         if self._fruitless > HOPELESS:
             raise DdlsimError(f"failures: no progress between {HOPELESS:,} consecutive failures: {reason}")
 
@@ -421,8 +421,8 @@ class Group:
 
     def expected(self, state: Any, now: float, length: float, failure: float, back: float) -> FailureFreeTimeline:
         """Return the timeline until the run ends (at `length`), a machine fails, or a machine returns (s)."""
-        known = [time for time in (failure, back) if math.isfinite(time)]
-        return self.checkpointing(now, min(length, max(known, default=math.inf)) - now)
+        times = [time for time in (failure, back) if math.isfinite(time)]
+        return self.checkpointing(now, min(length, max(times, default=math.inf)) - now)
 
     def train(self, state: Any, now: float, seconds: float, endless: bool) -> Stretch:
         """Train for `seconds` s from the `state` of another group, or None; `endless` if another group may follow."""
@@ -487,7 +487,7 @@ class TakeTurns(_Course):
     def _train(self, group: Group) -> bool:
         """Train until a machine fails, until the end of the step in which one returns, or to the end; return whether
         one has failed."""
-        outages, start, until, whole = self.outages, self.now, self.length, self.groups.whole
+        outages, start, until, replicated = self.outages, self.now, self.length, self.groups.is_replicated
         back = outages.next_back
         timeline = group.expected(self.state, start, self.length, outages.next.time, back)
         if back < until:
@@ -514,7 +514,7 @@ class TakeTurns(_Course):
             return False
         self._book("useful", trained if fails and not warned else seconds - checkpointing)
         if warned:
-            if not whole:
+            if not replicated:
                 self._save(group)
             self.warned = True
             self._fails(0.0)
@@ -523,15 +523,15 @@ class TakeTurns(_Course):
             self._book("lost", lost)
             self.progress(trained > 0.0, "they never leave time for a step; use parts that fail less often")
             self._fails(lost)
-        elif self.now < self.length and not whole and not self._save(group):
+        elif self.now < self.length and not replicated and not self._save(group):
             return True
         return fails
 
     def _compute(self, group: Group, start: float, end: float, checkpointing: float) -> None:
         """Add the computing time of a group's devices from `start` to `end`, without the time spent on checkpoints."""
         pace = group.timeline.pace
-        each = group.computing * (end - start) if pace.busy is None else pace.computed(start, end)
-        self.computed[group.ranks] += each * (1.0 - checkpointing / (end - start)) if end > start else 0.0
+        seconds = group.computing * (end - start) if pace.busy is None else pace.computed(start, end)
+        self.computed[group.ranks] += seconds * (1.0 - checkpointing / (end - start)) if end > start else 0.0
 
     def _leaves(self, group: Group, timeline: FailureFreeTimeline) -> float:
         """Return when the group continues without a machine whose failure is announced: at the end of the current step,
@@ -540,7 +540,7 @@ class TakeTurns(_Course):
         if not (warning := self.failures.warning_seconds) or math.isinf(failure):
             return math.inf
         end = self.now + timeline.end_of_step(max(failure - warning - self.now, 0.0))
-        takes = 0.0 if self.groups.whole else group.cost.stall + group.cost.write
+        takes = 0.0 if self.groups.is_replicated else group.cost.stall + group.cost.write
         return end if end + takes <= failure else math.inf
 
     def _save(self, group: Group) -> bool:
@@ -577,7 +577,7 @@ class TakeTurns(_Course):
         """Let the next failure occur; return whether it hits a machine in service."""
         failure, hit = self.outages.strike()
         if hit:
-            parted = not self.groups.whole and not self.warned
+            parted = not self.groups.is_replicated and not self.warned
             if parted or len(self.outages.out) == self.groups.n_machines:  # no machine holds the whole state
                 lost += self._go_back()
             self.events.append((failure.time, failure.unit, lost))
@@ -601,7 +601,7 @@ class TakeTurns(_Course):
                     )
                 self._pass("repairing", self.outages.next_back)
                 continue
-            reads = self.reads or not self.groups.whole
+            reads = self.reads or not self.groups.is_replicated
             copied = group.cost.load if reads else self.groups.copy if grown else 0.0
             if self._pass("restarting", self.now + self.groups.elastic.seconds + copied):
                 self.reads = False
@@ -695,8 +695,8 @@ class Pace:
         """Return the computing time of each worker between two times on the clock, (n_workers,) s."""
         assert self.busy is not None
         assert self.computing is not None
-        each = np.array([np.diff(np.interp((start, end), self.clock, own))[0] for own in self.busy.T])
-        return np.asarray(each + self.computing * (max(end, self.clock[-1]) - max(start, self.clock[-1])))
+        seconds = np.array([np.diff(np.interp((start, end), self.clock, busy))[0] for busy in self.busy.T])
+        return np.asarray(seconds + self.computing * (max(end, self.clock[-1]) - max(start, self.clock[-1])))
 
     def when(self, work: Floats | float) -> Floats:
         """Return the time on the clock at which `work` (s) is done, in s; inf: never."""
@@ -746,12 +746,12 @@ class FailureFreeTimeline:
 
     def end_of(self, steps: Ints) -> Floats:
         """Return the time in s at which each number of `steps` (from 1) has been completed."""
-        known, further = len(self.ends), np.maximum(steps - len(self.ends) - 1, 0)
-        ends: Floats = np.asarray(self.ends[np.minimum(steps, known) - 1])
+        n_ends, further = len(self.ends), np.maximum(steps - len(self.ends) - 1, 0)
+        ends: Floats = np.asarray(self.ends[np.minimum(steps, n_ends) - 1])
         if not self.cycle:
             return ends
         later = self.ends[-1] + (self._pattern[-1] * (further // self.cycle) + self._pattern[further % self.cycle])
-        return np.asarray(np.where(steps <= known, ends, later))
+        return np.asarray(np.where(steps <= n_ends, ends, later))
 
     def count(self, time: float) -> int:
         """Return the number of steps that have ended by `time` (s)."""

@@ -110,7 +110,7 @@ def _check(effect: Effect, fault: Fault, cluster: Cluster, n_workers: int, field
                 problem = "not the shared network; set it in the experiment of a job, Experiment(faults=...)"
             raise ConfigError(f"{field}: {fault} affects {part} {max(wrong)}, {problem}")
     least = 1.0 if field == "faults" else 0.0  # of a fault; the factor of a timed event may also be below 1
-    factors = [each for _, each in effect.slowed if each < least] + [each for _, each in effect.links if each < 0.0]
+    factors = [x for _, x in effect.slowed if x < least] + [x for _, x in effect.links if x < 0.0]
     if factors:
         hint = "; for workers that become faster, use slowdowns=" if factors[0] > 0.0 else ""
         raise ConfigError(
@@ -444,21 +444,21 @@ def phases(event: Any) -> list[tuple[float, float, Any]]:
 def left_of(events: Iterable[Any], since: float) -> tuple[Any, ...]:
     """Return the remaining parts of faults, jobs and traffic for a run that begins at `since` (s), on its clock."""
     left = []
-    for each in events:
-        if not since or not hasattr(each, "start"):  # a random fault
-            left.append(each)
+    for event in events:
+        if not since or not hasattr(event, "start"):  # a random fault
+            left.append(event)
             continue
-        start = si(each.start, "time")
+        start = si(event.start, "time")
         changes, end = {"start": max(start - since, 0.0)}, math.inf
-        if hasattr(each, "duration"):
-            end = start + each.duration - since
+        if hasattr(event, "duration"):
+            end = start + event.duration - since
             changes["duration"] = end - changes["start"]
-        elif hasattr(each, "end"):
-            changes["end"] = end = si(each.end, "time") - since
-        if getattr(each, "reroute", math.inf) < math.inf:
-            changes["reroute"] = max(each.reroute + min(start - since, 0.0), 0.0)
+        elif hasattr(event, "end"):
+            changes["end"] = end = si(event.end, "time") - since
+        if getattr(event, "reroute", math.inf) < math.inf:
+            changes["reroute"] = max(event.reroute + min(start - since, 0.0), 0.0)
         if end > 0.0:
-            left.append(dataclasses.replace(each, **changes))
+            left.append(dataclasses.replace(event, **changes))
     return tuple(left)
 
 
@@ -664,7 +664,7 @@ def up_to_its_end(
 def sampled_notes(faults: Sequence[Any], happened: Sequence[Any], seconds: float) -> Iterator[str]:
     """Yield notes on how often random faults occurred in a run of `seconds`."""
     words = {Slowdown: "slow-down", Stop: "stop", LinkFault: "link fault"}
-    counts = Counter(words.get(type(each), type(each).__name__) for each in happened)
+    counts = Counter(words.get(type(fault), type(fault).__name__) for fault in happened)
     texts = ", ".join(count(n, word) for word, n in counts.items())
     if texts:
         yield f"faults: {texts} occurred at random in the {seconds:.4g} s of the run (Result.sampled_faults)"

@@ -125,7 +125,7 @@ def best_checkpoint_interval(experiment: Experiment, *, n_timelines: Count = 100
             simulate_failures(timeline, failures, parts, timeline.length, seed=experiment.seed, index=index)
             for index in range(n_timelines)
         ]
-        shares = np.array([each.effective for each in timelines])
+        shares = np.array([lifetime.effective for lifetime in timelines])
         error = float(shares.std(ddof=1) / math.sqrt(n_timelines)) if n_timelines > 1 else math.nan
         tried.append(Tried(every, float(shares.mean()), error))
     return CheckpointIntervals(mtbf, start.cost.stall, young_interval(mtbf, start.cost.stall), daly, tuple(tried))

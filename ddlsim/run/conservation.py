@@ -81,10 +81,10 @@ def check_network(cluster: Cluster, network: Network) -> None:
     traffic.
     """
     accounts, n = network.accounts(), cluster.n_channels
-    own = [network.traffic_of(client) for client in network.clients]
-    _equal("all clients: bytes sent", sum(sent for _, sent, _ in own), "the network", accounts.issued, "bytes")
+    traffic = [network.traffic_of(client) for client in network.clients]
+    _equal("all clients: bytes sent", sum(sent for _, sent, _ in traffic), "the network", accounts.issued, "bytes")
     _conserved(accounts)
-    nbytes = np.sum([carried for carried, _, _ in own], axis=0)
+    nbytes = np.sum([carried for carried, _, _ in traffic], axis=0)
     off = np.abs(nbytes - accounts.nbytes) > ROUNDING * np.maximum(accounts.issued, 1.0)
     _links(cluster, off[:n], "carried", accounts.nbytes[:n], "but all clients have put on it", nbytes[:n], "bytes")
     of_links = _of_links(accounts, n)

@@ -29,16 +29,16 @@ def cost_rate(result: Result) -> float:
     cluster = result.cluster
     used = np.unique(cluster.host_of[_touched(cluster, result.nodes, result.channel_nbytes)])
     used = used[~np.isin(used, _free_storages(cluster))]
-    failures, given = result.experiment.failures, result.experiment.device
+    failures, chosen_device = result.experiment.failures, result.experiment.device
     discount, n_spares = (0.0, 0) if failures is None else (failures.discount, failures.spares)
     total, dearest = 0.0, 0.0
     for host in used[used >= 0].tolist():
         nodes = result.nodes[cluster.host_of[result.nodes] == host]
         share = 1.0 if result.share is None else float(result.share[cluster.host_of == host][0])
-        price = host_price(cluster, host, nodes, given, share)
+        price = host_price(cluster, host, nodes, chosen_device, share)
         total += price * (1.0 - discount) if len(nodes) else price
         if n_spares and len(nodes):
-            dearest = max(dearest, host_price(cluster, host, nodes, given))
+            dearest = max(dearest, host_price(cluster, host, nodes, chosen_device))
     return total + n_spares * dearest * (1.0 - discount)
 
 
@@ -99,12 +99,12 @@ def priced(cluster: Cluster, price: float | str) -> Cluster:
 
 
 def host_price(
-    cluster: Cluster, host: int, workers: Ints, given: str | Path | Device | None = None, share: float = 1.0
+    cluster: Cluster, host: int, workers: Ints, chosen_device: str | Path | Device | None = None, share: float = 1.0
 ) -> float:
     """Return the cost of a `share` of machine number `host`, and of the devices of the `workers` (nodes) in it, in
     USD/s.
 
-    Raises ConfigError, with the remedy, if the price is unknown; `given` replaces the cluster's device.
+    Raises ConfigError, with the remedy, if the price is unknown; `chosen_device` replaces the cluster's.
     """
     prices = [] if cluster.host_price is None else [share * float(cluster.host_price[host])]
     if cluster.device_price is not None:
@@ -112,14 +112,14 @@ def host_price(
     stated = [price for price in prices if price == price]
     if stated:
         return sum(stated)
-    devices = [_device(cluster, node, given) for node in workers.tolist()]
-    known = [device.price for device in devices if device is not None and device.price is not None]
-    if not devices or len(known) < len(devices):
+    devices = [_device(cluster, node, chosen_device) for node in workers.tolist()]
+    device_prices = [device.price for device in devices if device is not None and device.price is not None]
+    if not devices or len(device_prices) < len(devices):
         raise ConfigError(
             f"cost: machine {cluster.host_names[host]!r} of cluster {cluster.name!r} has no price; set "
             "one: cluster.with_costs(price='3.06 USD/h'), or price = '3.06 USD/h' in [host] of its file"
         )
-    return sum(known)
+    return sum(device_prices)
 
 
 def energy(result: Result) -> float:
@@ -155,8 +155,8 @@ def _computed(result: Result) -> Floats:
         return np.asarray(trained / result.simulated_time * result.device_seconds["compute"])
     starts, froms, tos = timeline.running_intervals.T
     ends = pace.when(pace.until(starts) + tos - froms)
-    each = [pace.computed(start, end) for start, end in zip(starts, ends.tolist(), strict=True)]
-    return np.asarray(np.sum(each, axis=0) * trained / (trained + timeline.checkpointing))
+    seconds = [pace.computed(start, end) for start, end in zip(starts, ends.tolist(), strict=True)]
+    return np.asarray(np.sum(seconds, axis=0) * trained / (trained + timeline.checkpointing))
 
 
 def energy_assumptions(result: Result) -> list[str]:
@@ -194,6 +194,6 @@ def _touched(cluster: Cluster, nodes: Sequence[int] | Ints, nbytes: Floats) -> B
     return touched
 
 
-def _device(cluster: Cluster, node: int, given: str | Path | Device | None) -> Device | None:
-    name = given or cluster.device_of[node]
+def _device(cluster: Cluster, node: int, chosen_device: str | Path | Device | None) -> Device | None:
+    name = chosen_device or cluster.device_of[node]
     return None if name is None else load_device(name)

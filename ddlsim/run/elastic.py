@@ -47,8 +47,8 @@ class Groups:
         self._length = length if math.isfinite(length) else THIRTY_DAYS
         self.n_machines = max(self.machine) + 1
         stages = contract.of(result.experiment.strategy).stages_of(result.workloads)
-        self.whole = not holds_parts(stages, result.workloads)
-        self.copy = copy_seconds(result) if self.whole and self.n_machines > 1 else 0.0
+        self.is_replicated = not holds_parts(stages, result.workloads)
+        self.copy = copy_seconds(result) if self.is_replicated and self.n_machines > 1 else 0.0
 
     @property
     def elastic(self) -> Elastic:
@@ -58,11 +58,11 @@ class Groups:
     def on(self, machines: Collection[int]) -> Group | None:
         """Return the group of these machines, with as many as the strategy can use; the others are idle. None if it has
         too few workers."""
-        key = tuple(sorted((self._kinds[each] for each in machines), key=repr))
+        key = tuple(sorted((self._kinds[machine] for machine in machines), key=repr))
         if key not in self._simulated:
             sizes = range(len(machines), 0, -1)
-            candidates = [[i for i, each in enumerate(self.machine) if each in sorted(machines)[:n]] for n in sizes]
-            large = [ranks for ranks in candidates if len(ranks) >= self.elastic.min_workers]
+            options = [[i for i, machine in enumerate(self.machine) if machine in sorted(machines)[:n]] for n in sizes]
+            large = [ranks for ranks in options if len(ranks) >= self.elastic.min_workers]
             ranks = next((ranks for ranks in large if self._fits(len(ranks))), None)
             self._simulated[key] = None if ranks is None else self._group(ranks)
         return self._simulated[key]
@@ -104,21 +104,21 @@ class Groups:
     def _group(self, ranks: list[int]) -> Group:
         from ddlsim.run.simulate import clock_of, complete  # circular: it imports results, and these failure timelines
 
-        whole, nodes = self._experiment, [self._nodes[rank] for rank in ranks]
-        speed = None if whole.speed is None else tuple(self._speeds[rank] for rank in ranks)
+        base, nodes = self._experiment, [self._nodes[rank] for rank in ranks]
+        speed = None if base.speed is None else tuple(self._speeds[rank] for rank in ranks)
         places, size = tuple(self._places[node] for node in nodes), self._batch_size(len(ranks))
-        experiment = whole.with_(failures=None, elastic=None, checkpoints=None, max_time=math.inf).with_(
+        experiment = base.with_(failures=None, elastic=None, checkpoints=None, max_time=math.inf).with_(
             cluster=self._cluster, workers=places, batch_size=size, speed=speed
         )
         place = {rank: i for i, rank in enumerate(ranks)}
-        slowed = [(each, tuple(place[rank] for rank in each.ranks if rank in place)) for each in whole.slowdowns]
-        faults = [in_group(each, ranks, self._cluster, self._nodes) for each in whole.faults]
+        slowed = [(event, tuple(place[rank] for rank in event.ranks if rank in place)) for event in base.slowdowns]
+        faults = [in_group(fault, ranks, self._cluster, self._nodes) for fault in base.faults]
         experiment = experiment.with_(
-            slowdowns=[replace(each, ranks=hit) for each, hit in slowed if hit],
-            faults=[each for each in faults if each is not None],
+            slowdowns=[replace(event, ranks=hit) for event, hit in slowed if hit],
+            faults=[fault for fault in faults if fault is not None],
         )
-        if isinstance(whole.input, Input):  # the data set has been read once when groups change
-            experiment = experiment.with_(input=replace(whole.input, epoch=None))
+        if isinstance(base.input, Input):  # the data set has been read once when groups change
+            experiment = experiment.with_(input=replace(base.input, epoch=None))
         paces = Paces(clock_of(experiment), self._cluster, nodes)
         try:
             try:
@@ -133,7 +133,7 @@ class Groups:
             raise ConfigError(f"elastic: cannot continue with {len(ranks)} workers: {error}") from None
         ends = np.array([time for time, _ in result.recorder.updates])
         timeline = FailureFreeTimeline(ends, len(result.measured_updates) - 1, math.inf, NO_CHECKPOINTS, math.inf, pace)
-        every, cost = interval_of(whole.checkpoints, self._cluster, nodes, self._workload)
+        every, cost = interval_of(base.checkpoints, self._cluster, nodes, self._workload)
         computing = result.device_seconds["compute"] / result.simulated_time
         group = Group(ranks, timeline, result.samples_per_update, every, cost, computing)
         if experiment.training is None:
@@ -205,9 +205,9 @@ class Learners(Group):
     def _run(self, state: Learned | None, now: float, seconds: float, endless: bool = True) -> Result:
         from ddlsim.run.simulate import complete
 
-        given = self.experiment
-        left = {name: left_of(getattr(given, name), now) for name in ("faults", "slowdowns", "background")}
-        return complete(given.with_(max_time=seconds, **left), shift=Shift(self._begin(state, now), endless, now))
+        experiment = self.experiment
+        left = {name: left_of(getattr(experiment, name), now) for name in ("faults", "slowdowns", "background")}
+        return complete(experiment.with_(max_time=seconds, **left), shift=Shift(self._begin(state, now), endless, now))
 
     def _with_checkpoints(self, result: Result) -> FailureFreeTimeline:
         """Return the steps of a result with their checkpoints."""
@@ -227,12 +227,12 @@ class Learners(Group):
         if monitor.latest is not None:
             model, optimizer = monitor.latest
             updates = result.recorder.updates
-            made, learned, sent = (0, 0, 0.0) if begin is None else (begin.n_updates, begin.n_samples, begin.nbytes)
+            updated, learned, sent = (0, 0, 0.0) if begin is None else (begin.n_updates, begin.n_samples, begin.nbytes)
             handover = Handover(
                 model.read(),
                 None if model.statistics is None else model.statistics.read(),
                 None if optimizer is None else optimizer.read(),
-                made + len(updates),
+                updated + len(updates),
                 learned + int(sum(n for _, n in updates)),
                 result.nbytes_sent + sent,
                 now,

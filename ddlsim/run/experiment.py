@@ -350,10 +350,10 @@ def placed(cluster: Cluster, free: Collection[int], n: int, how: str, seed: int 
         left = np.bincount(machine[ready], minlength=len(cluster.host_names))
 
         def cost(first: int) -> tuple[int, int, int]:
-            own = ready[first : first + n]
-            begun = np.bincount(machine[own], minlength=len(left))
+            places = ready[first : first + n]
+            begun = np.bincount(machine[places], minlength=len(left))
             touched = begun > 0
-            return len(np.unique(switch[own])), int(touched.sum()), int((left - begun)[touched].sum())
+            return len(np.unique(switch[places])), int(touched.sum()), int((left - begun)[touched].sum())
 
         first = min(range(len(ready) - n + 1), key=cost)
         return ready[first : first + n]

@@ -36,7 +36,7 @@ THIRTY_DAYS = 30 * 86_400.0
 
 def has_failure_timeline(experiment: Experiment) -> bool:
     """Return whether the run has failures or checkpoints."""
-    return any(each is not None for each in (experiment.failures, experiment.checkpoints, experiment.elastic))
+    return any(part is not None for part in (experiment.failures, experiment.checkpoints, experiment.elastic))
 
 
 def check_timeline(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], workload: Workload) -> None:
@@ -97,7 +97,7 @@ def check_free(experiment: Experiment) -> None:
 
 def holds_parts(stages: Sequence[Stage], workloads: Sequence[Workload]) -> bool:
     """Return whether workers shard the model or the optimizer state, so that survivors lack parts of it."""
-    return not all(stage.workload is own and stage.state >= 1.0 for stage, own in zip(stages, workloads, strict=True))
+    return not all(stage.workload is w and stage.state >= 1.0 for stage, w in zip(stages, workloads, strict=True))
 
 
 def check_replicas(experiment: Experiment, stages: Sequence[Stage], workloads: Sequence[Workload]) -> None:
@@ -258,7 +258,7 @@ def _crashes(
     if failures.per == "device":
         parts, machine = [[rank] for rank in range(len(nodes))], list(range(len(nodes)))
     out_of_service = windows(Outages(failures, parts, seed, index), max(machine) + 1, length)
-    return [out_of_service[each] for each in machine]
+    return [out_of_service[number] for number in machine]
 
 
 def _timeline_without_waiting(result: Result, index: int) -> FailureTimeline:
@@ -282,15 +282,15 @@ def _timeline_without_waiting(result: Result, index: int) -> FailureTimeline:
             "timelines: the workers of this strategy do not stop for each other, so failures are part of the run "
             "itself; use simulate_seeds"
         )
-    crashes = [(start, rank, back) for rank, own in enumerate(out_of_service) for start, back in own if start < end]
+    crashes = [(start, rank, back) for rank, gaps in enumerate(out_of_service) for start, back in gaps if start < end]
     spent = seconds_missing(failures, [(start, back) for start, _, back in crashes], end)
     if not endless or recorder.with_servers:
         spent["repairing"] += _blocked(result, out_of_service, end)
     means: dict[str, Any] = {kind: seconds / n for kind, seconds in spent.items()}
-    lost, each = math.fsum(recorder.lost) / n, math.nan
+    lost, per_crash = math.fsum(recorder.lost) / n, math.nan
     if endless:
-        each = 0.5 * result.shares["compute"] ** 2 * result.step_time
-        lost = len(crashes) * each / n
+        per_crash = 0.5 * result.shares["compute"] ** 2 * result.step_time
+        lost = len(crashes) * per_crash / n
     useful, timeline = end - lost - sum(means.values()), timeline_of(result)
     steps, samples = len(recorder.updates), None
     if endless:
@@ -306,10 +306,10 @@ def _timeline_without_waiting(result: Result, index: int) -> FailureTimeline:
         checkpointing=0.0,
         **means,
         steps=steps,
-        events=tuple((start, rank, each) for start, rank, _ in sorted(crashes)),
+        events=tuple((start, rank, per_crash) for start, rank, _ in sorted(crashes)),
         running_intervals=np.array([[0.0, 0.0, end]]),
         samples=samples,
-        out_of_service=np.array([seconds_missing(failures, own, end)["repairing"] for own in out_of_service]),
+        out_of_service=np.array([seconds_missing(failures, gaps, end)["repairing"] for gaps in out_of_service]),
     )
 
 
@@ -319,10 +319,10 @@ def _blocked(result: Result, out_of_service: Sequence[Windows], end: float) -> f
 
     times = [0.0, *(time for time, _ in result.recorder.updates)]
     blocked = [window for rank in result.recorder.with_servers for window in out_of_service[rank]]
-    gone = not stands_for_more(result.experiment) and any(own and own[-1][1] == math.inf for own in out_of_service)
+    gone = not stands_for_more(result.experiment) and any(gaps and gaps[-1][1] == math.inf for gaps in out_of_service)
     if gone and math.inf not in [back for _, back in blocked] and end - times[-1] > max(np.diff(times)):
         blocked.append((times[-1], math.inf))
-    return sum(covered([*own, *blocked], end) - covered(own, end) for own in out_of_service)
+    return sum(covered([*gaps, *blocked], end) - covered(gaps, end) for gaps in out_of_service)
 
 
 def _waited(result: Result, out_of_service: Sequence[Windows], end: float) -> float:
@@ -333,7 +333,7 @@ def _waited(result: Result, out_of_service: Sequence[Windows], end: float) -> fl
     if not recorder.needed:
         return 0.0
     least = len(out_of_service) - recorder.needed  # number of workers that may be missing
-    awaited = [window for own in out_of_service for window in own if not recorder.lead or window[1] < math.inf]
+    awaited = [window for gaps in out_of_service for window in gaps if not recorder.lead or window[1] < math.inf]
     edges = sorted([*((start, 1) for start, _ in awaited), *((back, -1) for _, back in awaited)])
     waits, missing, since = [], 0, math.inf
     for time, change in edges:
@@ -343,7 +343,7 @@ def _waited(result: Result, out_of_service: Sequence[Windows], end: float) -> fl
             waits.append((min(since + recorder.lead * result.step_time, time), time))
         missing += change
     blocked = [window for rank in recorder.with_servers for window in out_of_service[rank]]
-    return sum(covered([*own, *blocked, *waits], end) - covered([*own, *blocked], end) for own in out_of_service)
+    return sum(covered([*gaps, *blocked, *waits], end) - covered([*gaps, *blocked], end) for gaps in out_of_service)
 
 
 # ------------------------------------------------------------ the steps of a run

@@ -129,7 +129,7 @@ def strategy_of(
         if option not in takes:
             valid = ", ".join(f"--{name}" for name in takes) or "none"
             raise ConfigError(f"--{option} has no effect with {where}; valid options: {valid}")
-    parts = (each.partition("=") for each in sizes)
+    parts = (part.partition("=") for part in sizes)
     table = dict(options or {}) | {key: parse_value(value) if value else True for key, _, value in parts}
     for field in fields:
         if field.default is dataclasses.MISSING and field.name not in table:
@@ -137,8 +137,8 @@ def strategy_of(
                 f"{where} requires {field.name}; write {where}+{field.name}=..., or in an experiment file strategy = "
                 f'{{ type = "{chosen}", {field.name} = ... }}'
             )
-    made: Strategy = make(**table) if not sizes else SCHEMA.build(make, table, where, Source(allow_code=allow_code))
-    return made
+    strategy: Strategy = make(**table) if not sizes else SCHEMA.build(make, table, where, Source(allow_code=allow_code))
+    return strategy
 
 
 def read_experiment(value: object, where: str, source: Source = UNTRUSTED) -> Experiment:
@@ -197,5 +197,5 @@ SCHEMA = Schema(
     fields={(Experiment, "background"): Sequence[Job | Background]},
     readers={Experiment: read_experiment},
     filled_in=("bounds",),  # set by layer-wise optimizers
-    short={Compression: lambda whole: whole if whole.down or whole.cost else whole.compressor},
+    short={Compression: lambda choice: choice if choice.down or choice.cost else choice.compressor},
 )

@@ -109,7 +109,7 @@ def _share(kind: str, heading: str, *, larger_is_better: bool = False, narrow: s
     )  # fmt: skip
 
 
-def _each(quantity: Literal["cost_rate", "power"], seconds: Callable[[Result], float | None]) -> _Of:
+def _used(quantity: Literal["cost_rate", "power"], seconds: Callable[[Result], float | None]) -> _Of:
 
     def value(result: Result) -> float | None:
         rate = result.known(quantity)
@@ -163,14 +163,14 @@ METRICS = {
                larger_is_better=True, kind="learning", factor=100.0, drawn_in="%"),
         Metric("time_to_accuracy", "s", _to_accuracy, "time to target", seconds,
                of_clock=True, kind="target", narrow=("to target", seconds)),
-        Metric("cost_to_accuracy", "USD", _each("cost_rate", _to_accuracy), "cost to target", _money("USD"),
+        Metric("cost_to_accuracy", "USD", _used("cost_rate", _to_accuracy), "cost to target", _money("USD"),
                of_clock=True, kind="target", narrow=("USD to target", _money())),
-        Metric("energy_to_accuracy", "J", _each("power", _to_accuracy), "energy to target", _number(".4g", "kWh", _KWH),
+        Metric("energy_to_accuracy", "J", _used("power", _to_accuracy), "energy to target", _number(".4g", "kWh", _KWH),
                of_clock=True, kind="target"),
-        Metric("cost_per_sample", "USD", _each("cost_rate", _of_sample), "cost per million samples",
+        Metric("cost_per_sample", "USD", _used("cost_rate", _of_sample), "cost per million samples",
                _money("USD", 1e6), of_clock=True, factor=1e6, drawn_in="USD",
                narrow=("USD/million", _money(factor=1e6))),
-        Metric("energy_per_sample", "J", _each("power", _of_sample), "energy per million samples",
+        Metric("energy_per_sample", "J", _used("power", _of_sample), "energy per million samples",
                _number(".4g", "kWh", 1e6 * _KWH), of_clock=True, factor=1e6 * _KWH, drawn_in="kWh",
                narrow=("kWh/million", _number(".4g", "", 1e6 * _KWH))),
         _share("compute", "compute", larger_is_better=True),

@@ -53,10 +53,10 @@ def settings_notes(experiment: Experiment, n_workers: int) -> Iterator[str]:
         yield f"steps = {experiment.steps} has no effect with training, which determines when the run ends"
     cycle, (warmup, steps) = contract.of(experiment.strategy).cycle_length, experiment.window
     if experiment.training is None and steps % cycle:
-        warmup, whole = cycle * -(-warmup // cycle), cycle * -(-steps // cycle)
+        warmup, multiple = cycle * -(-warmup // cycle), cycle * -(-steps // cycle)
         yield (
             f"steps: {steps} measured steps are not a multiple of the {cycle}-step cycle, so throughput and step time "
-            f"count too few or too many exchanges; set steps={whole} and warmup={warmup}, or neither"
+            f"count too few or too many exchanges; set steps={multiple} and warmup={warmup}, or neither"
         )
 
 
@@ -148,7 +148,7 @@ def idle_notes(strategy: Strategy, cluster: Cluster, workers: Sequence[int], cha
         return
     at = nodes[cluster.locality_order(nodes)]
     algorithms = contract.of(strategy).collectives().algorithms.values()
-    all_ways = any(each in ("nccl", "nccl_ring") for each in algorithms)  # NCCL would use all of them
+    all_ways = any(algorithm in ("nccl", "nccl_ring") for algorithm in algorithms)  # NCCL would use all of them
     why = (
         "no further ring passes through every machine, because some have fewer interfaces near workers"
         if all_ways or not several_ways(cluster, tuple(at.tolist()))
@@ -159,9 +159,9 @@ def idle_notes(strategy: Strategy, cluster: Cluster, workers: Sequence[int], cha
 
 def late_notes(events: Iterable[object], end: float) -> Iterator[str]:
     """Note each fault, slowdown, job or background traffic that begins after the `end` (s) of a run."""
-    for each in events:
-        if si(getattr(each, "start", 0.0), "time") >= end:
-            name = f"job {each.name!r}" if isinstance(each, Job) else str(each)
+    for event in events:
+        if si(getattr(event, "start", 0.0), "time") >= end:
+            name = f"job {event.name!r}" if isinstance(event, Job) else str(event)
             yield f"{name} begins after the end of the run at {end:.4g} s and has no effect; simulate more steps"
 
 
@@ -174,7 +174,7 @@ def stalled_notes(recorder: Recorder, seconds: float) -> Iterator[str]:
 
 def overlap_notes(slowdown: object, context: RunContext, cluster: Cluster) -> Iterator[str]:
     """Note an overlap slowdown if no device computed while such communication was in progress."""
-    devices = [each["slowed"] for each in context.devices if len(each)]
+    devices = [device["slowed"] for device in context.devices if len(device)]
     if not isinstance(slowdown, OverlapSlowdown) or slowdown == NO_SLOWDOWN or not devices or any(map(np.any, devices)):
         return
     counts = np.bincount(cluster.host_of[list(context.nodes)])
@@ -214,7 +214,7 @@ def path_notes(cluster: Cluster, pairs: Ints, channel_nbytes: Floats) -> Iterato
     pairs = pairs[(pairs < cluster.n_nodes).all(axis=1)]
     if cluster.routing == "spray" or not len(pairs):
         return
-    usual, spread = (each.split_routes(*pairs.T) for each in (cluster, cluster.with_spraying()))
+    usual, spread = (network.split_routes(*pairs.T) for network in (cluster, cluster.with_spraying()))
     used, channel = cluster.link_channel[usual.links], cluster.link_channel[spread.links]
     busy = distinct(channel[spread.share < 1.0])
     busy = busy[seconds[busy] > BUSY * seconds.max()]
@@ -250,8 +250,8 @@ def uneven_notes(strategy: Strategy, recorder: Recorder) -> Iterator[str]:
     least, most = min(steps), max(steps)
     if is_asynchronous and most >= 2 * least and most - least >= 3:
         more = "" if least > 2 else " (take more steps)"
-        made = f"worker {steps.index(most)} made {most} steps while worker {steps.index(least)} made {least}{more}"
-        yield f"{made}: throughput and the trained model mostly reflect the fast workers"
+        text = f"worker {steps.index(most)} made {most} steps while worker {steps.index(least)} made {least}{more}"
+        yield f"{text}: throughput and the trained model mostly reflect the fast workers"
 
 
 def learning_notes(

@@ -98,10 +98,10 @@ def what_fits(placed: Placed) -> str:
     return "" if next(tries, None) else f"; no other micro-batch, recomputation or stage fits {n_workers} workers"
 
 
-def _fewer_samples(experiment: Experiment, whole: list[Workload], room: float) -> str:
+def _fewer_samples(experiment: Experiment, workloads: list[Workload], room: float) -> str:
     """Return text on the largest global batch that fits, if a smaller one fits."""
-    n_workers, samples = len(whole), []
-    for stage in {id(stage): stage for stage in contract.of(experiment.strategy).stages_of(whole)}.values():
+    n_workers, samples = len(workloads), []
+    for stage in {id(stage): stage for stage in contract.of(experiment.strategy).stages_of(workloads)}.values():
         fixed, varying = held_nbytes(stage, n_workers)
         samples.append((room - fixed) / max(varying, 1.0) * stage.workload.batch_size)
     largest = math.floor(min(samples))
@@ -112,10 +112,10 @@ def _held(placed: Placed, other: Strategy) -> float:
     """Return the memory of the fullest worker in bytes under another strategy. Raises ConfigError if workers cannot
     exchange the parts that they share."""
     experiment = placed.experiment.with_(strategy=other)
-    strategy, whole = contract.of(other), _workloads(experiment, placed.cluster, placed.time_model, placed.nodes)
-    batches = strategy.micro_batches(experiment.batch(len(whole)), len(whole), experiment.accumulation)
-    strategy.folded_program(whole, batches, placed.cluster, placed.nodes)
-    return memory_use(experiment, whole, strategy.stages_of(whole))[0].needed
+    strategy, workloads = contract.of(other), _workloads(experiment, placed.cluster, placed.time_model, placed.nodes)
+    batches = strategy.micro_batches(experiment.batch(len(workloads)), len(workloads), experiment.accumulation)
+    strategy.folded_program(workloads, batches, placed.cluster, placed.nodes)
+    return memory_use(experiment, workloads, strategy.stages_of(workloads))[0].needed
 
 
 #: (batch size, index of the phase)
@@ -162,27 +162,27 @@ def in_phase(
     by_roofline = experiment
     if not isinstance(experiment.compute, Roofline):
         by_roofline = dataclasses.replace(experiment, compute=Roofline())
-    whole, before, after = make(experiment, model), make(by_roofline, model), make(by_roofline, other)
-    measured, expected = (each.forward_time + each.backward_time for each in (whole, before))
+    actual, before, after = make(experiment, model), make(by_roofline, model), make(by_roofline, other)
+    measured, expected = (workload.forward_time + workload.backward_time for workload in (actual, before))
     if measured == expected:
         return after
     factor = measured / expected
     ratio = (after.forward_time + after.backward_time) / expected
-    basis = f"{whole.basis}, times {ratio:.3g} for images of {phase.input_size} pixels by the roofline"
+    basis = f"{actual.basis}, times {ratio:.3g} for images of {phase.input_size} pixels by the roofline"
     forward, backward = after.forward * factor, after.backward * factor
-    return dataclasses.replace(after, forward=forward, backward=backward, optimizer=whole.optimizer, basis=basis)
+    return dataclasses.replace(after, forward=forward, backward=backward, optimizer=actual.optimizer, basis=basis)
 
 
 def phase_notes(phases: Sequence[Phase], regimes: Regimes) -> list[str]:
     """Return a line per phase on the computation of its first worker."""
     lines = []
     for number, phase in enumerate(phases):
-        each = regimes.stages[phase.batch or regimes.batch_size, number][0].workload
-        size, whole = each.model.input_shape[-1], regimes.stages[regimes.batch_size, None][0].workload
-        why = "" if each.basis == whole.basis else f" ({each.basis})"
+        workload = regimes.stages[phase.batch or regimes.batch_size, number][0].workload
+        size, base = workload.model.input_shape[-1], regimes.stages[regimes.batch_size, None][0].workload
+        why = "" if workload.basis == base.basis else f" ({workload.basis})"
         lines.append(
-            f"phase {number}: {phase.epochs:g} epochs with samples of size {size}, batch {each.batch_size}, "
-            f"{each.step_time * 1e3:.4g} ms a step without communication{why}"
+            f"phase {number}: {phase.epochs:g} epochs with samples of size {size}, batch {workload.batch_size}, "
+            f"{workload.step_time * 1e3:.4g} ms a step without communication{why}"
         )
     if lines:
         lines.append("speedup and efficiency are relative to one worker with the same batches and images")
@@ -249,7 +249,7 @@ def place(experiment: Experiment) -> Placed:
     nodes = _nodes(experiment, cluster)
     n_workers, batch_size = len(nodes), experiment.batch(len(nodes))
     # the cluster is not sampled, so that the experiment can be repeated with another seed
-    given = experiment = experiment.with_(cluster=loaded, model=model, time_model=timed, batch_size=batch_size)
+    original = experiment = experiment.with_(cluster=loaded, model=model, time_model=timed, batch_size=batch_size)
     experiment, notes = as_measured(experiment, cluster, time_model.name)
     notes += time_model.notes
     contract.of(experiment.strategy).check_sizes(time_model, batch_size, n_workers)
@@ -267,12 +267,12 @@ def place(experiment: Experiment) -> Placed:
         source.parts(cluster, nodes)
     check_source(experiment, cluster, nodes)
     workloads = _workloads(experiment, cluster, time_model, nodes)
-    notes += (*input_note(workloads), *_without_effect(given, workloads[0]))
+    notes += (*input_note(workloads), *_without_effect(original, workloads[0]))
     if not workloads[0].timed and any(layer.type == "mixture_of_experts" for layer in time_model.layers):
         notes += ("experts receive equally many tokens; uneven routing, which takes longer, is not simulated",)
     if has_failure_timeline(experiment):
         check_timeline(experiment, cluster, nodes, workloads[0])
-    for further in outside(given, cluster, time_model.name, n_workers):
+    for further in outside(original, cluster, time_model.name, n_workers):
         notes += further.notes
     return Placed(experiment, cluster, model, time_model, nodes, workloads, effects, notes)
 
@@ -298,11 +298,11 @@ def nvlink_limits(cluster: Cluster, device: DeviceLike | None) -> Floats | None:
     name = bundled_name(cluster)
     if name is None or "+nvlink_bandwidth=" in name:
         return None
-    wanted = {own: device or own for own in set(cluster.device_of)}
-    most = {own: load_device(each).nvlink_bandwidth for own, each in wanted.items() if each is not None}
+    wanted = {label: device or label for label in set(cluster.device_of)}
+    most = {label: load_device(chosen).nvlink_bandwidth for label, chosen in wanted.items() if chosen is not None}
     if not any(most.values()):
         return None
-    at = np.array([most.get(own) or math.inf for own in cluster.device_of])
+    at = np.array([most.get(label) or math.inf for label in cluster.device_of])
     ends = np.minimum(at[cluster.link_src], at[cluster.link_dst])
     return np.where([kind == "nvlink" for kind in cluster.link_kind], ends, math.inf)
 
@@ -391,7 +391,7 @@ def _regimes(training: Training, placed: Placed, stages: list[Stage], warnings: 
     return regimes
 
 
-def memory_use(experiment: Experiment, whole: list[Workload], stages: list[Stage]) -> tuple[Fullest, list[str]]:
+def memory_use(experiment: Experiment, workloads: list[Workload], stages: list[Stage]) -> tuple[Fullest, list[str]]:
     """Return the fullest worker, and a line for each device with too little memory. If there is a plan, it determines
     the memory of parts of a model.
 
@@ -399,14 +399,14 @@ def memory_use(experiment: Experiment, whole: list[Workload], stages: list[Stage
     """
     strategy, n_workers = contract.of(experiment.strategy), len(stages)
     held: list[float | None] = [None] * n_workers
-    parts = any(stage.workload is not workload for stage, workload in zip(stages, whole, strict=True))
+    parts = any(stage.workload is not workload for stage, workload in zip(stages, workloads, strict=True))
     if parts:
         accumulation = strategy.micro_batches(experiment.batch(n_workers), n_workers, experiment.accumulation)
-        peaks = strategy.peak_memory(whole, accumulation)
+        peaks = strategy.peak_memory(workloads, accumulation)
         held = held if peaks is None else peaks[:n_workers].tolist()
     different = {
         (id(stage), workload.device.name, nbytes): (stage, workload.device, nbytes)
-        for stage, workload, nbytes in zip(stages, whole, held, strict=True)
+        for stage, workload, nbytes in zip(stages, workloads, held, strict=True)
         if workload.device is not None
     }
     uses = []
@@ -458,7 +458,7 @@ def _workloads(
     batch_size = strategy.samples_at_once(batch, len(nodes))
     n_batches = strategy.micro_batches(batch, len(nodes), experiment.accumulation)
     devices: dict[int, Device] = {}  # by name or object
-    made: dict[tuple[str, float], Workload] = {}
+    workloads: dict[tuple[str, float], Workload] = {}
     result = []
     for node, factor in zip(nodes, speeds, strict=True):
         wanted = experiment.device or cluster.device_of[node] or DEFAULT_DEVICE
@@ -466,12 +466,12 @@ def _workloads(
             devices[id(wanted)] = _device_at(experiment, cluster, node)
         device, speed = devices[id(wanted)], factor * float(cluster.speed[node])
         key = (device.name, speed)
-        if key not in made:
+        if key not in workloads:
             make = functools.partial(_workload, device=device, speed=speed, batch_size=batch_size)
             workload = make(experiment, model) if phase is None else in_phase(make, experiment, model, phase)
             n_added = 1 if strategy.accumulates_shards(len(nodes)) else n_batches
-            made[key] = _of_step(workload, len(nodes) > 1, n_added)
-        result.append(made[key])
+            workloads[key] = _of_step(workload, len(nodes) > 1, n_added)
+        result.append(workloads[key])
     return with_copies(experiment, cluster, nodes, result)
 
 
@@ -537,8 +537,8 @@ def _without_effect(experiment: Experiment, workload: Workload) -> Iterator[str]
     elif experiment.stack is not None and not workload.by_kernel and not workload.summed and not workload.known:
         yield f"of the stack, launches and fixed times count, not the rates of kernels or the memory: {workload.basis}"
     if kernels and device and fitted is not None and not of_same_chip(device, fitted):
-        known = f"fitted only on {', '.join(fitted)}" if fitted else "not fitted on any device"
-        yield f"stack {stack.name} was {known}: its overheads on {device.name} are assumptions"
+        origin = f"fitted only on {', '.join(fitted)}" if fitted else "not fitted on any device"
+        yield f"stack {stack.name} was {origin}: its overheads on {device.name} are assumptions"
     if kernels and device and experiment.flash is None and stack.attention and not workload.flash:
         where = f"no fused kernel of stack {stack.name} is known on {device.name}"
         yield f"attention stores its matrices in memory: {where}; set flash=True to assume a fused kernel"
@@ -612,9 +612,9 @@ def with_copies(
         beside = machines[memory[worker]]
         passes = workload.forward_time, workload.backward_time
         n_samples = sum(workloads[other].batch_size for other in beside)
-        own, nbytes = single[beside[0]], sum(sizes[other] for other in beside)
-        waits = input.wait(together[worker], own, n_samples, nbytes, passes)
-        alone = input.wait(own, own, workload.batch_size, sizes[worker], passes)
+        arrival, nbytes = single[beside[0]], sum(sizes[other] for other in beside)
+        waits = input.wait(together[worker], arrival, n_samples, nbytes, passes)
+        alone = input.wait(arrival, arrival, workload.batch_size, sizes[worker], passes)
         measured = workload.known and not isinstance(experiment.compute, Roofline)
         key = id(workload), waits, alone
         if key not in changed:
@@ -662,7 +662,7 @@ def storage_node(name: str, cluster: Cluster, where: str) -> int:
                 f"{where} = {name!r}: cluster {cluster.name!r} has no storage; add [[storage]] to its file, "
                 f"or use ddlsim.cluster.with_storage(cluster, {name!r}, read='2 GB/s')"
             )
-        names = [cluster.node_names[each] for each in cluster.storages.tolist()]
+        names = [cluster.node_names[storage] for storage in cluster.storages.tolist()]
         raise unknown_name("storage", name, names, f"{where}: cluster {cluster.name!r}")
     node = cluster.node(name)
     if cluster.node_kind[node] not in ("storage", "host"):
@@ -681,19 +681,19 @@ def measured_steps(experiment: Experiment, cluster: Cluster, model: str) -> tupl
     set their compute time or device do not use them. The reason is "" if nothing was measured.
     """
     table = cluster.calibration
-    own = next((fit for fit in table.compute if fit.model == model), None) if table is not None else None
-    if own is None or experiment.compute is not None or experiment.device is not None:
+    measured = next((fit for fit in table.compute if fit.model == model), None) if table is not None else None
+    if measured is None or experiment.compute is not None or experiment.device is not None:
         return None, ""
     if experiment.precision not in (None, "fp32"):
         return None, f"the measured step times of {model} are not used: they are for fp32, not {experiment.precision}"
     if len({cluster.device_of[node] for node in cluster.workers.tolist()}) > 1:
         return None, f"the measured step times of {model} are not used: their device is unknown"
-    if len(own.batch_sizes) == 1 and own.batch_sizes[0] != experiment.batch(1):
+    if len(measured.batch_sizes) == 1 and measured.batch_sizes[0] != experiment.batch(1):
         return (
             None,
-            f"the measured step times of {model} are not used: they are for batch size {own.batch_sizes[0]} only",
+            f"the measured step times of {model} are not used: they are for batch size {measured.batch_sizes[0]} only",
         )
-    return own, ""
+    return measured, ""
 
 
 def outside(experiment: Experiment, cluster: Cluster, model: str, n_workers: int) -> tuple[Beyond, Beyond]:
@@ -706,9 +706,9 @@ def outside(experiment: Experiment, cluster: Cluster, model: str, n_workers: int
         links = beyond(n_workers, [*table.ranks, *(n for curve in table.curves for n in curve.ranks)], "workers")
         if not any(curve.operation in KINDS for curve in table.curves):
             links += Beyond(0.0, ("extrapolated: only messages were measured, no collectives",), PER_MESSAGE)
-    own, _ = measured_steps(experiment, cluster, model)
-    if own is not None:
-        compute = beyond(experiment.batch(n_workers), own.batch_sizes, f"samples of {model}")
+    measured, _ = measured_steps(experiment, cluster, model)
+    if measured is not None:
+        compute = beyond(experiment.batch(n_workers), measured.batch_sizes, f"samples of {model}")
     return links, compute
 
 
@@ -718,17 +718,17 @@ def family(experiment: Experiment, cluster: Cluster, model: str, n_workers: int,
     fitted_stack  whether the compute time comes from a stack that was fitted to measured runs
     """
     measured = measured_steps(experiment, cluster, model)[0] is not None
-    given = experiment.compute is not None or measured or fitted_stack
-    if n_workers == 1 and given:
+    is_timed = experiment.compute is not None or measured or fitted_stack
+    if n_workers == 1 and is_timed:
         return Beyond()
     names = [name for name, of_class in STRATEGY_CLASSES.items() if of_class == type(experiment.strategy).__name__]
     name = names[0] if names else experiment.strategy.label
-    return deviation(f"run/{name}" if given else "run/unmeasured compute time")
+    return deviation(f"run/{name}" if is_timed else "run/unmeasured compute time")
 
 
 def as_measured(experiment: Experiment, cluster: Cluster, model: str) -> tuple[Experiment, tuple[str, ...]]:
     """Return the experiment with the compute time that was measured on `cluster`, if any, and notes for the reader."""
-    found, reason = measured_steps(experiment, cluster, model)
+    measured, reason = measured_steps(experiment, cluster, model)
     notes = [reason] if reason else []
     table = cluster.calibration
     if table is not None and table.jitter is not None and isinstance(experiment.jitter, NoJitter):
@@ -736,12 +736,12 @@ def as_measured(experiment: Experiment, cluster: Cluster, model: str) -> tuple[E
             f"the calibration contains step-time jitter ({table.jitter.type}, {table.jitter.shape:.3g}), but this run "
             "has no jitter; set jitter, or use ddlsim.predict_interval"
         )
-    if found is None:
+    if measured is None:
         return experiment, tuple(notes)
-    sizes = found.batch_sizes
+    sizes = measured.batch_sizes
     notes.append(f"compute time of {model}: measured on this cluster, for batch sizes {min(sizes)} to {max(sizes)}")
     if len(sizes) == 1:
-        step: Affine | Measured = Measured(found.c0 + found.c1 * sizes[0], sizes[0])
+        step: Affine | Measured = Measured(measured.c0 + measured.c1 * sizes[0], sizes[0])
     else:
-        step = Affine(found.c0, found.c1)
+        step = Affine(measured.c0, measured.c1)
     return dataclasses.replace(experiment, compute=step), tuple(notes)

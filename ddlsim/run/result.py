@@ -175,8 +175,8 @@ class Result(SuggestsAttributes):
     def _shortest_cycle(self) -> float:
         """Least time that a worker has taken for its last cycle of steps, s; 0 if none has completed a cycle."""
         cycle = contract.of(self.experiment.strategy).cycle_length
-        ends = [[0.0, *own] for own in self.recorder.step_end if len(own) >= cycle]
-        return min((own[-1] - own[-1 - cycle] for own in ends), default=0.0)
+        ends = [[0.0, *times] for times in self.recorder.step_end if len(times) >= cycle]
+        return min((times[-1] - times[-1 - cycle] for times in ends), default=0.0)
 
     @cached_property
     def measured_seconds(self) -> float:
@@ -305,7 +305,7 @@ class Result(SuggestsAttributes):
     @cached_property
     def _alone(self) -> list[float]:
         """Throughput of each worker by itself with the full model and without communication, in samples/s."""
-        return for_each(self.workloads, lambda each: alone(self.experiment, each, self._batches_alone, self.n_workers))
+        return for_each(self.workloads, lambda w: alone(self.experiment, w, self._batches_alone, self.n_workers))
 
     @cached_property
     def _batches_alone(self) -> float:
@@ -363,7 +363,7 @@ class Result(SuggestsAttributes):
         """
         workloads = self.workloads
         named = self.experiment.device or all(self.cluster.device_of[node] for node in self.nodes)
-        devices = [each.device for each in workloads if each.device is not None and (named or not each.timed)]
+        devices = [w.device for w in workloads if w.device is not None and (named or not w.timed)]
         if len(devices) < len(workloads):
             return None
         return model_flops_utilisation(workloads[0].model, self.throughput, devices, workloads[0].precision)
@@ -746,7 +746,7 @@ class Result(SuggestsAttributes):
 
     def to_dict(self) -> dict[str, object]:
         """Return the numbers and the manifest as plain values; "bottleneck" is None if it was not requested."""
-        known, workload, stack = self.cached_sensitivities, self.workloads[0], dict[str, object]()
+        gains, workload, stack = self.cached_sensitivities, self.workloads[0], dict[str, object]()
         if (workload.by_kernel or workload.summed) and not workload.known:  # times depend on the stack
             stack = {name: getattr(workload.stack, name) for name in ("name", "title", "release")}
             stack["assumed"] = self.assumes_stack
@@ -774,7 +774,7 @@ class Result(SuggestsAttributes):
             "simulated_time": self.simulated_time,
             "n_messages": self.n_messages,
             "compute": self.workloads[0].basis,
-            "bottleneck": None if known is None else [s.to_dict() for s in known],
+            "bottleneck": None if gains is None else [s.to_dict() for s in gains],
             "notes": list(self.notes),
             "warnings": list(self.warnings),
             "interrupted": self.interrupted,

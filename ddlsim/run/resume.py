@@ -86,7 +86,7 @@ def saving(path: str | Path, experiment: Experiment, task: Task) -> Callable[[Ch
     if not os.path.isdir(folder):
         raise ConfigError(f"checkpoint = {str(path)!r}: folder {str(folder)!r} does not exist; create it first")
     about = manifest(experiment, task)
-    return lambda made: files.write(path, made, about)
+    return lambda checkpoint: files.write(path, checkpoint, about)
 
 
 def save(result: Result, path: str | Path) -> None:

@@ -240,8 +240,8 @@ def interval_of(
     n, n_missed = int(reached.sum()), int((~reached).sum())
     if not n:
         return Interval(math.inf, math.nan, math.nan, math.inf, 0, n_missed, confidence)
-    known = np.where(reached, values, limits) if n_missed else np.array(values)
-    mean, half = float(known.mean()), float(half_width(known, confidence))
+    filled = np.where(reached, values, limits) if n_missed else np.array(values)
+    mean, half = float(filled.mean()), float(half_width(filled, confidence))
     low, high = (mean - half, mean + half) if math.isnan(half) else (max(mean - half, 0.0), min(mean + half, most))
     return Interval(mean, low, math.inf if n_missed else high, float(np.median(values)), n, n_missed, confidence)
 
@@ -271,8 +271,8 @@ def simulate_seeds(experiment: Experiment, seeds: NSeeds | Sequence[Seed] = 5, p
         raise ConfigError(f"seeds = {seeds!r}: must contain at least one seed, without duplicates")
     n_processes = min(len(chosen), os.cpu_count() or 1 if processes is None else processes)
     wanted = [experiment.with_(seed=seed) for seed in chosen]
-    made = map(_one, wanted) if n_processes == 1 else _in_processes(wanted, n_processes)
-    runs, interrupted = until_interrupt(_shown(made, len(wanted)))
+    seed_runs = map(_one, wanted) if n_processes == 1 else _in_processes(wanted, n_processes)
+    runs, interrupted = until_interrupt(_shown(seed_runs, len(wanted)))
     return Seeds(experiment, tuple(runs), interrupted)
 
 
@@ -304,9 +304,9 @@ def _in_processes(experiments: list[Experiment], n_processes: int) -> Iterator[S
         pool.close(at_once=not finished)
 
 
-def _shown(made: Iterator[SeedRun], n: int) -> Iterator[SeedRun]:
+def _shown(seed_runs: Iterator[SeedRun], n: int) -> Iterator[SeedRun]:
     if not sys.stderr.isatty():
-        return made
+        return seed_runs
     from ddlsim.report.progress import counted
 
-    return counted(made, n, "seeds")
+    return counted(seed_runs, n, "seeds")

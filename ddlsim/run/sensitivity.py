@@ -76,11 +76,11 @@ def sensitivities(experiment: Experiment) -> list[Sensitivity]:
     if details is not None and details.flow_rate.any():
         faster = dataclasses.replace(details, flow_rate=(1.0 + CHANGE) * details.flow_rate)
         variants.append(("rate of connections", base.with_(cluster=dataclasses.replace(cluster, details=faster))))
-    found = [
+    gains = [
         Sensitivity(what, CHANGE, complete(variant).throughput / reference.throughput - 1.0)
         for what, variant in variants
     ]
-    return sorted(found, key=lambda s: -s.gain)
+    return sorted(gains, key=lambda s: -s.gain)
 
 
 @dataclass(frozen=True)
@@ -144,9 +144,9 @@ def stability_of(result: Result, *, runs: int = 3, size: float = 1e-12, seed: in
     experiment, learns = clock_of(result.experiment), result.experiment.training is not None
     itself = complete(experiment) if learns or result.interrupted else result
     others = [complete(moved(experiment, result.n_workers, size, seed, i)) for i in range(runs)]
-    found = [itself, *others]
+    trials = [itself, *others]
     return Stability(
-        float(size), tuple(one.throughput for one in found), tuple(one.step_time for one in found), clock_only=learns
+        float(size), tuple(one.throughput for one in trials), tuple(one.step_time for one in trials), clock_only=learns
     )
 
 

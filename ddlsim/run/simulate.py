@@ -127,7 +127,7 @@ def _learner(prepared: Prepared, saved: Saved | None, shift: Shift | None) -> Le
 class ActiveRun:
     """A run on a `network`, from its setup at `start` (s on the network's clock) to its result.
 
-    given       the experiment as requested
+    requested   the experiment, as the caller set it
     keep_spans  record what a timeline needs
     progress    is called during a training run
     saved       the saved run that it resumes
@@ -139,11 +139,11 @@ class ActiveRun:
     """
 
     def __init__(
-        self, prepared: Prepared, given: Experiment, network: Network, *, start: float = 0.0, keep_spans: bool = False,
-        progress: Progress | None = None, saved: Saved | None = None, shift: Shift | None = None, endless: bool = False,
-        horizon: float = math.inf, shows_plan: bool = False, is_alone: bool = False,
+        self, prepared: Prepared, requested: Experiment, network: Network, *, start: float = 0.0,
+        keep_spans: bool = False, progress: Progress | None = None, saved: Saved | None = None, endless: bool = False,
+        shift: Shift | None = None, horizon: float = math.inf, shows_plan: bool = False, is_alone: bool = False,
     ) -> None:  # fmt: skip
-        self.prepared, self.given, self.experiment = prepared, given, prepared.experiment
+        self.prepared, self.requested, self.experiment = prepared, requested, prepared.experiment
         experiment = self.experiment
         self.began = time.perf_counter()
         max_time = si(experiment.max_time, "time")
@@ -169,7 +169,7 @@ class ActiveRun:
             prepared.cluster, loop, workers, recorder, stop, learner,
             seed=experiment.seed, compression=compression_of(experiment.compression), jitter=experiment.jitter,
             whole=prepared.workloads,
-            crashes=[[(start + fall, start + back) for fall, back in own] for own in crashes],
+            crashes=[[(start + fall, start + back) for fall, back in windows] for windows in crashes],
             machines_crash=experiment.failures is not None and experiment.failures.per != "device",
             shows_plan=shows_plan,
         )  # fmt: skip
@@ -195,7 +195,7 @@ class ActiveRun:
                 f"compression has no effect with {experiment.strategy.label}, which sends nothing through an "
                 "Exchange or Messages (ddlsim.runtime); leave compression out"
             )
-        if self.given.overlap_slowdown not in (None, NO_SLOWDOWN) and not context.slows:
+        if self.requested.overlap_slowdown not in (None, NO_SLOWDOWN) and not context.slows:
             context.notes.append(
                 f"overlap_slowdown has no effect with {experiment.strategy.label}, whose workers are "
                 "processes that compute at full speed while they communicate"
@@ -299,10 +299,10 @@ class ActiveRun:
             wall_seconds=time.perf_counter() - self.began,
             stop_reason=self.reason,
             monitor=self.monitor,
-            given=dataclasses.replace(self.given, cluster=prepared.cluster, model=prepared.model),
+            given=dataclasses.replace(self.requested, cluster=prepared.cluster, model=prepared.model),
             wants_stability=stability,
             share=share,
-            sampled_faults=tuple(each for each in self._random if each.start < loop.now - loop.start),
+            sampled_faults=tuple(fault for fault in self._random if fault.start < loop.now - loop.start),
         )
         if not self.halfway:  # an event interrupted halfway has booked only a part of its time
             check_result(result, loop, self.stop.n_samples)
@@ -314,13 +314,13 @@ class ActiveRun:
         context, prepared, experiment = self.context, self.prepared, self.experiment
         seconds = self.loop.now - self.loop.start
         lasts = lifetime(experiment) if has_failure_timeline(experiment) else seconds
-        happened = [each for each in self._random if each.start < seconds]
+        happened = [fault for fault in self._random if fault.start < seconds]
         return (
             *prepared.notes,
-            *notes.settings_notes(self.given, len(prepared.nodes)),
+            *notes.settings_notes(self.requested, len(prepared.nodes)),
             *timeline_notes(experiment, free=self.recorder.down is not None),
             *notes.link_notes(prepared.cluster),
-            *notes.overlap_notes(self.given.overlap_slowdown, context, prepared.cluster),
+            *notes.overlap_notes(self.requested.overlap_slowdown, context, prepared.cluster),
             *dict.fromkeys(context.notes),  # parts of a communicator repeat notes
             *notes.feed_notes(experiment, self.recorder, seconds),
             *faults.sampled_notes(experiment.faults, happened, seconds),
@@ -354,7 +354,7 @@ def plan_of_run(experiment: Experiment, steps: int | None = None) -> Plan:
 
 def random_faults_of(experiment: Experiment) -> list[RandomFaults]:
     """Return the random faults of an experiment and of its co-located jobs."""
-    jobs = [each.experiment for each in experiment.background if isinstance(each, Job)]
+    jobs = [job.experiment for job in experiment.background if isinstance(job, Job)]
     return faults.at_random([*experiment.faults, *(fault for other in jobs for fault in random_faults_of(other))])
 
 
@@ -385,10 +385,11 @@ def run(
     """
     prepared = prepare(experiment)
 
-    def made(horizon: float) -> Result:
+    def result_of(horizon: float) -> Result:
         together, network = None, None
-        known = contract.of(experiment.strategy).collectives().cost != "simulated"
-        if experiment.background or (experiment.faults and known):  # faults also slow known costs on a shared network
+        known_cost = contract.of(experiment.strategy).collectives().cost != "simulated"
+        # faults also slow known costs on a shared network
+        if experiment.background or (experiment.faults and known_cost):
             together = with_background(
                 prepared.experiment, prepared.cluster, prepared.nodes, keep_spans=keep_spans, horizon=horizon
             )
@@ -414,7 +415,7 @@ def run(
 
     trains = experiment.training is not None and experiment.elastic is None
     crashes = horizon_of_crashes(experiment, len(prepared.nodes)) if trains else math.inf
-    return faults.up_to_its_end(random_faults_of(experiment), prepared.cluster, made, crashes)
+    return faults.up_to_its_end(random_faults_of(experiment), prepared.cluster, result_of, crashes)
 
 
 def complete(experiment: Experiment, **options: Any) -> Result:
@@ -499,7 +500,7 @@ def simulate(wanted: _Simulation) -> Result:
     Raises :class:`~ddlsim.errors.ConfigError` for invalid or incompatible fields; the message names the field and
     suggests a correction.
     """
-    defaults = {each.name: each.default for each in dataclasses.fields(Experiment)}
+    defaults = {f.name: f.default for f in dataclasses.fields(Experiment)}
     values = {name: getattr(wanted, name) for name in defaults}
     if not isinstance(wanted.cluster, Experiment):
         return _run(Experiment(**values), wanted)
@@ -718,8 +719,8 @@ class Together:
     ) -> None:  # fmt: skip
         self.cluster, self.traffic, self.queue, self.keep_spans = cluster, list(traffic), queue, keep_spans
         self.horizon = horizon
-        ends = [(_node(cluster, each.source, each), _node(cluster, each.target, each)) for each in traffic]
-        limits = [each.limit(_widest(cluster, *pair)) for each, pair in zip(traffic, ends, strict=True)]
+        ends = [(_node(cluster, flow.source, flow), _node(cluster, flow.target, flow)) for flow in traffic]
+        limits = [flow.limit(_widest(cluster, *pair)) for flow, pair in zip(traffic, ends, strict=True)]
         around = WithSources(cluster, [source for source, _ in ends], limits) if traffic else cluster
         self.network = Network(around, record=keep_spans, n_sources=len(traffic))
         random = sampled(faults, cluster, (), seed, horizon, shared=True)
@@ -731,13 +732,13 @@ class Together:
         self.interrupted = False
         self._waiting: list[Tenant] = []
         self._flows: list[Loop] = []
-        for number, (each, (_, target)) in enumerate(zip(traffic, ends, strict=True)):
+        for number, (flow, (_, target)) in enumerate(zip(traffic, ends, strict=True)):
             loop = Loop(self.network.shared())
-            loop.env.process(_switch(each, loop, cluster.n_channels + number))
+            loop.env.process(_switch(flow, loop, cluster.n_channels + number))
             nbytes = MESSAGE_SECONDS * limits[number]
-            loop.env.process(_send(each, loop, cluster.n_nodes + number, target, nbytes))
+            loop.env.process(_send(flow, loop, cluster.n_nodes + number, target, nbytes))
             self._flows.append(loop)
-            self.clock.add(Client(each.label, loop, math.inf, _raise))
+            self.clock.add(Client(flow.label, loop, math.inf, _raise))
 
     # ------------------------------------------------------------ jobs
 
@@ -777,12 +778,12 @@ class Together:
             tenant.places = placed(self.cluster, self.free, n, job.placement, experiment.seed)
         self.free.difference_update(tenant.places)
         tenant.start = self.network.now
-        given = experiment.with_(cluster=self.cluster, workers=tenant.places)
+        requested = experiment.with_(cluster=self.cluster, workers=tenant.places)
         try:
-            prepared = prepare(given)
+            prepared = prepare(requested)
             tenant.run = ActiveRun(
                 prepared,
-                given,
+                requested,
                 self.network.shared(),
                 start=tenant.start,
                 keep_spans=self.keep_spans,
@@ -814,8 +815,8 @@ class Together:
         self._start_waiting()
 
     def _occupied(self, tenant: Tenant, n: int, wanted: Sequence[int]) -> str:
-        running = [each for each in self.tenants if each.run is not None and math.isnan(each.end)]
-        holders = {f"job {each.name!r}": each.places for each in running} | {"the run itself": self.occupied}
+        running = [other for other in self.tenants if other.run is not None and math.isnan(other.end)]
+        holders = {f"job {other.name!r}": other.places for other in running} | {"the run itself": self.occupied}
         for holder, places in holders.items():
             if taken := sorted(set(places) & set(wanted)):
                 who = f"devices {taken} are occupied by {holder}"
@@ -874,14 +875,14 @@ class Together:
 
     def goodput(self, number: int) -> float:
         """Return the mean bytes/s of a background traffic from its start until now or its end."""
-        each, loop = self.traffic[number], self._flows[number]
+        flow, loop = self.traffic[number], self._flows[number]
         nbytes = float(self.network.traffic_of(loop.network.client)[0][self.cluster.n_channels + number])
-        seconds = min(self.network.now, si(each.end, "time")) - si(each.start, "time")
+        seconds = min(self.network.now, si(flow.end, "time")) - si(flow.start, "time")
         return nbytes / seconds if seconds > 0.0 else 0.0
 
     def shares(self, *others: ActiveRun) -> list[Floats]:
         """Return the share of each machine and switch that each run pays for: first `others`, then all started jobs."""
-        runs = [*others, *(each.run for each in self.tenants if each.run is not None)]
+        runs = [*others, *(tenant.run for tenant in self.tenants if tenant.run is not None)]
         uses = [(run.loop.start, run.loop.now, run.prepared.nodes, run.loop.traffic().nbytes) for run in runs]
         return shares(self.cluster, uses)
 
@@ -921,11 +922,11 @@ def with_background(
     experiment: Experiment, cluster: Cluster, nodes: Sequence[int], *, keep_spans: bool, horizon: float
 ) -> Together:
     """Return the network and clock of an experiment on some nodes, with its co-located jobs and traffic."""
-    traffic = [each for each in experiment.background if isinstance(each, Background)]
+    traffic = [flow for flow in experiment.background if isinstance(flow, Background)]
     place_of = {node: place for place, node in enumerate(cluster.workers.tolist())}
     occupied = [place_of[node] for node in nodes]
     together = Together(cluster, traffic, occupied=occupied, keep_spans=keep_spans, horizon=horizon)
-    jobs = [each for each in experiment.background if isinstance(each, Job)]
+    jobs = [job for job in experiment.background if isinstance(job, Job)]
     for number, job in enumerate(jobs, 2):
         endless = dataclasses.replace(job, endless=True)
         together.expect(endless, job.name or f"job {number}")

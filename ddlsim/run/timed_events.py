@@ -93,7 +93,7 @@ class Span(NamedTuple):
     @property
     def alike(self) -> tuple[object, ...]:
         """What it has in common with environments that are alike."""
-        return tuple(sorted(each.alike for each in self.active))
+        return tuple(sorted(event.alike for event in self.active))
 
 
 def events_of(experiment: Experiment, faults: Iterable[Any]) -> list[Event]:
@@ -102,8 +102,8 @@ def events_of(experiment: Experiment, faults: Iterable[Any]) -> list[Event]:
     return [
         Event(start, end, field, what)
         for field in fields
-        for each in fields[field]
-        for start, end, what in phases(each)
+        for event in fields[field]
+        for start, end, what in phases(event)
     ]
 
 
@@ -112,15 +112,15 @@ class Paces:
 
     def __init__(self, experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -> None:
         self._experiment, self._cluster, self._nodes = experiment, cluster, nodes
-        always = [each for each in experiment.background if not phases(each)]
+        always = [job for job in experiment.background if not phases(job)]
         #: the experiment without failures and temporary events, in complete cycles of steps, which a lifetime repeats
         self.steady = experiment.with_(
             failures=None, elastic=None, checkpoints=None, slowdowns=(), faults=(), background=always
         )
-        whole = contract.of(experiment.strategy).whole_cycles(*experiment.window)
-        self.is_whole = experiment.training is not None or whole[1] == experiment.window[1]
+        window = contract.of(experiment.strategy).whole_cycles(*experiment.window)
+        self.is_whole = experiment.training is not None or window[1] == experiment.window[1]
         if not self.is_whole:
-            self.steady = self.steady.with_(warmup=whole[0], steps=whole[1])
+            self.steady = self.steady.with_(warmup=window[0], steps=window[1])
         self._longest = math.inf
         self._simulated: dict[object, tuple[float, Floats]] = {}
 
@@ -173,10 +173,10 @@ class Paces:
         """Return the times between `since` and `until` (s) in which the same long events last, and the short faults in
         environments that are alike, by the time that these have lasted."""
         few_steps = self._environment(())[0] * sum(self.steady.window)
-        lasting = [each for each in events if not each.is_shorter(few_steps)]
-        to_come, active = sorted(lasting, key=lambda each: each.start, reverse=True), list[Event]()
+        lasting = [event for event in events if not event.is_shorter(few_steps)]
+        to_come, active = sorted(lasting, key=lambda event: event.start, reverse=True), list[Event]()
         spans, lasted, begin = list[Span](), defaultdict[object, float](float), since
-        for edge in [*sorted({edge for each in lasting for edge in (each.start, each.end) if edge < until}), until]:
+        for edge in [*sorted({edge for event in lasting for edge in (event.start, event.end) if edge < until}), until]:
             if edge > begin or edge == until:
                 span = Span(begin, max(edge, begin), tuple(active))
                 spans.append(span._replace(offset=lasted[span.alike]))
@@ -184,16 +184,16 @@ class Paces:
                 begin = span.end
             while to_come and to_come[-1].start <= edge:
                 active.append(to_come.pop())
-            active = [each for each in active if each.end > edge]
+            active = [event for event in active if event.end > edge]
         begins, short = [span.begin for span in spans], defaultdict[object, list[Event]](list)
-        for each in sorted(events, key=lambda each: each.start) if len(lasting) < len(events) else ():
-            for span in spans[max(bisect.bisect_right(begins, each.start) - 1, 0) :]:
-                start, end = max(each.start, span.begin), min(each.end, span.end)
-                if span.begin >= each.end:
+        for event in sorted(events, key=lambda event: event.start) if len(lasting) < len(events) else ():
+            for span in spans[max(bisect.bisect_right(begins, event.start) - 1, 0) :]:
+                start, end = max(event.start, span.begin), min(event.end, span.end)
+                if span.begin >= event.end:
                     break
-                if start < end and each.is_shorter(few_steps):
+                if start < end and event.is_shorter(few_steps):
                     first = span.offset + (start - span.begin)
-                    short[span.alike].append(Event(first, first + (end - start), each.field, each.what))
+                    short[span.alike].append(Event(first, first + (end - start), event.field, event.what))
         return spans, dict(short)
 
     def _progress(self, active: Sequence[Event], faults: Sequence[Event]) -> Progress:
@@ -220,7 +220,7 @@ class Paces:
         """Return the fields of the experiment with these events in addition to what is always there."""
         fields = ("slowdowns", "faults", "background")
         return {
-            field: (*getattr(self.steady, field), *(each.what for each in events if each.field == field))
+            field: (*getattr(self.steady, field), *(event.what for event in events if event.field == field))
             for field in fields
         }
 
@@ -239,11 +239,11 @@ class Paces:
     def _environment(self, active: Sequence[Event]) -> tuple[float, Floats]:
         from ddlsim.run.simulate import complete  # circular: it imports results, and these failure timelines
 
-        exact = tuple(sorted(each.name for each in active))
-        alike = tuple(sorted(each.alike for each in active))
-        known = self._simulated
-        if exact in known or (len(known) > MAX_DISTINCT and alike in known):
-            return known.get(exact) or known[alike]
+        exact = tuple(sorted(event.name for event in active))
+        alike = tuple(sorted(event.alike for event in active))
+        simulated = self._simulated
+        if exact in simulated or (len(simulated) > MAX_DISTINCT and alike in simulated):
+            return simulated.get(exact) or simulated[alike]
         experiment = self._up_to(sum(self.steady.window))
         try:
             result = complete(experiment.with_(**self._with(active), max_time=self._longest))
@@ -252,8 +252,8 @@ class Paces:
             times = result.step_time, _computing(result)
         except NoUpdateError:
             times = math.inf, np.zeros(len(self._nodes))
-        known.setdefault(alike, times)
-        known[exact] = times
+        simulated.setdefault(alike, times)
+        simulated[exact] = times
         return times
 
 

@@ -73,8 +73,8 @@ def traced_workload(
     rest = make_workload(model, device, batch_size, compute=Roofline(), speed=speed, **options)
     layers = [replace(t, forward_s=t.forward_s / speed, backward_s=t.backward_s / speed) for t in traced.layers]
     try:
-        made = profile_workload(rest, layers)
+        workload = profile_workload(rest, layers)
     except ConfigError as error:
         raise type(error)(f"{traced.path}: {error}") from None
-    basis = f"{made.basis} in {Path(traced.path).name} at batch {batch_size}; rest: {rest.basis}"
-    return replace(made, timed=True, basis=basis)
+    basis = f"{workload.basis} in {Path(traced.path).name} at batch {batch_size}; rest: {rest.basis}"
+    return replace(workload, timed=True, basis=basis)

@@ -70,10 +70,10 @@ def changed(experiment: Experiment, settings: Mapping[str, object]) -> Experimen
     :class:`~ddlsim.errors.ConfigError` for incompatible values.
     """
     tree = _tree(settings)
-    known = [f.name for f in dataclasses.fields(Experiment)]
+    names = [f.name for f in dataclasses.fields(Experiment)]
     for name in tree:
-        if name not in known:
-            raise _unknown(name, known, "")
+        if name not in names:
+            raise _unknown(name, names, "")
     heads: dict[str, object] = {}
     for name, branch in tree.items():
         now = getattr(experiment, name)
@@ -105,9 +105,9 @@ def _tree(settings: Mapping[str, object]) -> _Tree:
     return tree
 
 
-def _unknown(name: str, known: Iterable[str], where: str) -> UnknownPathError:
+def _unknown(name: str, names: Iterable[str], where: str) -> UnknownPathError:
     path = f"{where}.{name}" if where else name
-    return UnknownPathError(str(unknown_name("field", name, known, path)))
+    return UnknownPathError(str(unknown_name("field", name, names, path)))
 
 
 def _replaced(value: object, tree: Mapping[str, object], where: str, units: Mapping[str, str]) -> object:
@@ -115,16 +115,16 @@ def _replaced(value: object, tree: Mapping[str, object], where: str, units: Mapp
     if isinstance(value, list | tuple) and value:
         return _with_items(value, tree, where)
     if isinstance(value, Mapping):
-        known = [str(key) for key in value]
+        names = [str(key) for key in value]
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        known = [f.name for f in dataclasses.fields(value)]
+        names = [f.name for f in dataclasses.fields(value)]
     else:
         field = next(iter(tree))
         raise UnknownPathError(f"{where}.{field}: {where} = {value!r} has no fields")
     new: dict[str, object] = {}
     for name, branch in tree.items():
-        if name not in known:
-            raise _unknown(name, known, where)
+        if name not in names:
+            raise _unknown(name, names, where)
         unit = units.get(name, units.get("*", ""))
         if isinstance(branch, dict):
             inner = dict(branch)
@@ -147,9 +147,9 @@ def _with_items(values: Sequence[object], tree: Mapping[str, object], where: str
         if name.isdecimal() and int(name) < len(values):
             items.setdefault(int(name), {}).update(branch if isinstance(branch, dict) else {"": branch})
             continue
-        having = [i for i, each in enumerate(values) if name in getattr(each, "__dataclass_fields__", ())]
+        having = [i for i, item in enumerate(values) if name in getattr(item, "__dataclass_fields__", ())]
         if not having:
-            fields = dict.fromkeys(field for each in values for field in getattr(each, "__dataclass_fields__", ()))
+            fields = dict.fromkeys(field for item in values for field in getattr(item, "__dataclass_fields__", ()))
             raise _unknown(name, list(fields), where)
         if len(having) > 1:
             n_with, n_all = len(having), len(values)
@@ -229,8 +229,8 @@ def labels_of(values: Sequence[object]) -> list[str | int | float | bool]:
     """Return a label for each value. Different values have different labels; that of None or of no items is "none"."""
     values = [bare(v) for v in values]
     long = [_long(v) for v in values]
-    own = [getattr(v, "label", None) for v in values]
-    pairs = [(a if isinstance(a, str) else b, b) for a, b in zip(own, long, strict=True)]
+    labels = [getattr(v, "label", None) for v in values]
+    pairs = [(a if isinstance(a, str) else b, b) for a, b in zip(labels, long, strict=True)]
     n_meanings = Counter(short for short, _ in set(pairs))
     return [b if n_meanings[a] > 1 else a for a, b in pairs]
 

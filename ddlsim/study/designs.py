@@ -148,15 +148,15 @@ def spread(row: Mapping[str, object]) -> dict[str, object]:
 
     Raises ConfigError if the number of values differs from the number of paths.
     """
-    found: dict[str, object] = {}
+    settings: dict[str, object] = {}
     for key, value in row.items():
         paths = paths_of(key)
         values = [value] if len(paths) == 1 else value
         if not isinstance(values, tuple | list) or len(values) != len(paths):
             n_fields = len(paths)
             raise ConfigError(f"vary[{shown(key)}]: {shown(value)} must be a list of {n_fields} values, one per field")
-        found |= zip(paths, values, strict=True)
-    return found
+        settings |= zip(paths, values, strict=True)
+    return settings
 
 
 def _shares(design: str, n_points: int, n_fields: int, seed: int) -> npt.NDArray[np.float64]:

@@ -214,9 +214,9 @@ class _Dispatcher:
             self.store.renew()
             self.renewed = now
         if self.elsewhere and now - self.looked > _POLL_INTERVAL:
-            known = self.store.statuses(point.key for point in self.elsewhere)
-            self.finished(known)
-            rest = [point for point in self.elsewhere if point.key not in known]
+            statuses = self.store.statuses(point.key for point in self.elsewhere)
+            self.finished(statuses)
+            rest = [point for point in self.elsewhere if point.key not in statuses]
             self.elsewhere = []
             self.looked = now
             # still claimed or free again, which the next claim shows

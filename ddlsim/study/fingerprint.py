@@ -32,14 +32,14 @@ class Digests:
     """Digests of clusters, models and data sets, each computed once (they are immutable)."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[object, str]] = {}
+        self._entries: dict[int, tuple[object, str]] = {}
 
     def of(self, part: object) -> str:
         """Return a digest of the contents of `part`, 32 hexadecimal digits."""
-        known = self._known.get(id(part))
-        if known is None:  # keeping the part keeps its id unique
-            known = self._known[id(part)] = part, _digest(json.dumps(_fields(part, self)))
-        return known[1]
+        entry = self._entries.get(id(part))
+        if entry is None:  # keeping the part keeps its id unique
+            entry = self._entries[id(part)] = part, _digest(json.dumps(_fields(part, self)))
+        return entry[1]
 
 
 def text_of(experiment: Experiment, digests: Digests, *, stability: bool = False) -> str:
@@ -84,7 +84,7 @@ def canonical(value: object, digests: Digests) -> object:
         return sorted(json.dumps(canonical(item, digests)) for item in value)
     if isinstance(value, types.FunctionType):  # by name, code and closure
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        outside = [canonical(each, digests) for each in (value.__defaults__, value.__kwdefaults__, cells)]
+        outside = [canonical(part, digests) for part in (value.__defaults__, value.__kwdefaults__, cells)]
         return [f"{value.__module__}.{value.__qualname__}", _code(value.__code__), outside]
     if isinstance(value, types.ModuleType):
         return value.__name__
@@ -96,8 +96,8 @@ def canonical(value: object, digests: Digests) -> object:
 def _fields(value: object, digests: Digests) -> object:
     state = getattr(value, "__dict__", ())
     names = [f.name for f in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else sorted(state)
-    found = {name: canonical(getattr(value, name), digests) for name in names if name not in _COMMENTS}
-    return {"type": f"{type(value).__module__}.{type(value).__qualname__}", **found}
+    values = {name: canonical(getattr(value, name), digests) for name in names if name not in _COMMENTS}
+    return {"type": f"{type(value).__module__}.{type(value).__qualname__}", **values}
 
 
 def _code(code: types.CodeType) -> str:

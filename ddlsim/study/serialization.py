@@ -44,16 +44,16 @@ class _Pickler(pickle.Pickler):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.dispatch_table = {
             **copyreg.dispatch_table,
-            MappingProxyType: lambda each: (MappingProxyType, (dict(each),)),
+            MappingProxyType: lambda mapping: (MappingProxyType, (dict(mapping),)),
         }
         self.digests = digests
-        self.found: dict[str, object] = {}
+        self.parts: dict[str, object] = {}
 
     def persistent_id(self, value: object) -> str | None:
         if self.digests is None or not isinstance(value, _PARTS):
             return None
         digest = self.digests.of(value)
-        self.found[digest] = value
+        self.parts[digest] = value
         return digest
 
 
@@ -78,9 +78,9 @@ class Packer:
                 f"the experiment cannot be sent to other processes ({error}); define its functions and classes in an "
                 "importable module, or use jobs=1"
             ) from None
-        fresh = [digest for digest in pickler.found if digest not in self._pickles]
+        fresh = [digest for digest in pickler.parts if digest not in self._pickles]
         for digest in fresh:
-            part, content = pickler.found[digest], io.BytesIO()
+            part, content = pickler.parts[digest], io.BytesIO()
             # without cached properties, which would be sent along
             _Pickler(content, None).dump(dataclasses.replace(part) if isinstance(part, Cluster) else part)
             self._pickles[digest] = content.getvalue()
@@ -131,8 +131,8 @@ def opened(parcel: Parcel) -> list[Experiment] | tuple[str, ...]:
     """Return the experiments in a parcel, or the digests of the parts that this process lacks."""
     _KEPT.put(parcel.parts)
     unpickler = _Unpickler(io.BytesIO(parcel.content))
-    made = unpickler.load()
+    experiments = unpickler.load()
     if unpickler.missing:
         return tuple(dict.fromkeys(unpickler.missing))
-    assert isinstance(made, list)
-    return made
+    assert isinstance(experiments, list)
+    return experiments

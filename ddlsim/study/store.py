@@ -385,12 +385,12 @@ class Store:
     def _select(self, query: str, keys: Iterable[str]) -> list[Any]:
         """Return the rows of a query (tuples) for the given keys."""
         wanted = list(keys)
-        found: list[Any] = []
+        rows: list[Any] = []
         with self._named():
             for i in range(0, len(wanted), _MAX_VARIABLES):
                 part = wanted[i : i + _MAX_VARIABLES]
-                found += self._db.execute(query.format(",".join("?" * len(part))), part).fetchall()
-        return found
+                rows += self._db.execute(query.format(",".join("?" * len(part))), part).fetchall()
+        return rows
 
     def _number(self, query: str) -> int:
         return int(self._db.execute(query).fetchone()[0])

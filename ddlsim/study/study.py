@@ -72,7 +72,7 @@ class Loader:
 
     def __init__(self, digests: Digests) -> None:
         self.digests = digests
-        self._known: dict[tuple[str, object], tuple[object, object]] = {}
+        self._parts: dict[tuple[str, object], tuple[object, object]] = {}
 
     def base(self, experiment: Experiment) -> Experiment:
         """Return a study's base with its cluster and models loaded, unless they are varied."""
@@ -108,9 +108,9 @@ class Loader:
 
     def _once(self, kind: str, load: Callable[[S], T], source: S) -> T:
         key = kind, source if isinstance(source, str | Path) else id(source)
-        if key not in self._known:
-            self._known[key] = source, load(source)  # keeping the source keeps its id unique
-        return self._known[key][1]  # type: ignore[return-value]  # what `load` has returned
+        if key not in self._parts:
+            self._parts[key] = source, load(source)  # keeping the source keeps its id unique
+        return self._parts[key][1]  # type: ignore[return-value]  # what `load` has returned
 
 
 class Row(NamedTuple):
@@ -269,14 +269,14 @@ class Study:
 
     def _of_row(self, base: Experiment, row: Row, settings: Mapping[str, object]) -> Iterator[Point]:
         loader = self._loader
-        error, made = row.error, None
+        error, loaded = row.error, None
         try:
-            made = None if error else loader.loaded(changed(base, loader.settings(row.settings)))
+            loaded = None if error else loader.loaded(changed(base, loader.settings(row.settings)))
         except ConfigError as refused:
             error = str(refused)
         bared = {path: bare(value) for path, value in row.settings.items()}
         for seed in self._seeds:
-            experiment = None if made is None else made.with_(seed=seed)
+            experiment = None if loaded is None else loaded.with_(seed=seed)
             if experiment is not None:
                 text = text_of(experiment, loader.digests, stability=self.stability)
             else:
@@ -339,13 +339,13 @@ class Study:
                 if self.search is None:
                     points = self.points
                     self._register(opened, points)
-                    whole = simulations.settle(points, stability=self.stability)
+                    is_complete = simulations.settle(points, stability=self.stability)
                 else:
-                    points, whole = self._searched(self.search, opened, simulations)
+                    points, is_complete = self._searched(self.search, opened, simulations)
             unique = {point.key: point for point in points}
             texts = {key: point.text for key, point in unique.items()}
             metrics = () if self.search is None else self.search.metrics
-            table = Table(list(self.vary), _members(points), opened.outcomes(unique), not whole, texts, metrics)
+            table = Table(list(self.vary), _members(points), opened.outcomes(unique), not is_complete, texts, metrics)
         self._finished[:] = [(table, points)]
         return table
 
@@ -407,8 +407,8 @@ class Study:
         """
         from ddlsim.report.html import html_report, sensitivities_of_best
 
-        found = sensitivities_of_best(self, self.table, metric)
-        report = html_report(self.table, title=title, question=question, metric=metric, sensitivities=found)
+        sensitivities = sensitivities_of_best(self, self.table, metric)
+        report = html_report(self.table, title=title, question=question, metric=metric, sensitivities=sensitivities)
         write_text(path, report)
 
     def to_toml(self) -> str:
@@ -435,7 +435,7 @@ class Study:
     @property
     def _options(self) -> dict[str, object]:
         """The arguments besides `base` and `vary` that differ from their defaults."""
-        return {name: each for name, each in changed_arguments(self).items() if name not in ("base", "vary")}
+        return {name: value for name, value in changed_arguments(self).items() if name not in ("base", "vary")}
 
     def with_(self, **changes: object) -> Study:
         """Return a copy of the study with some fields changed."""
@@ -494,12 +494,12 @@ def with_layouts(
         except ConfigError as error:
             yield Row(named, row, str(error))
             continue
-        for way in layouts:
-            shown, together = way, named[key]
+        for layout in layouts:
+            shown, together = layout, named[key]
             if isinstance(together, tuple | list):  # fields that change together
                 pairs = zip(paths_of(key), together, strict=True)
-                shown = tuple(way if path == "strategy" else value for path, value in pairs)
-            yield Row({**named, key: shown}, {**row, "strategy": way})
+                shown = tuple(layout if path == "strategy" else value for path, value in pairs)
+            yield Row({**named, key: shown}, {**row, "strategy": layout})
 
 
 def _layouts(family: Contract, experiment: Experiment, loader: Loader) -> list[object]:
@@ -518,7 +518,7 @@ def _layouts(family: Contract, experiment: Experiment, loader: Loader) -> list[o
 
 
 #: fields for which "none" means None
-_OPTIONAL = frozenset(each.name for each in fields(Experiment) if each.default is None)
+_OPTIONAL = frozenset(f.name for f in fields(Experiment) if f.default is None)
 
 
 @checked
@@ -537,10 +537,10 @@ def load_study(source: str | Path, *, allow_code: bool = False) -> Study:
     table = read_toml(path)
     varied = table.pop("vary", None)
     if not isinstance(varied, Mapping):
-        known = SCHEMA.arguments_of(Study)
+        keys = SCHEMA.arguments_of(Study)
         for name in table:
-            if name not in known:
-                raise unknown_key(name, known, str(path), table)
+            if name not in keys:
+                raise unknown_key(name, keys, str(path), table)
         if varied is None:
             raise ConfigError(f"{path}: the key 'vary' is missing; add a table [vary]")
         raise ConfigError(f"{path}: vary = {shown(varied)}: must be a table of fields and their values")
@@ -570,9 +570,9 @@ def _value(field: str, value: object, where: str, source: Source) -> object:
     """Convert a value in a list: tables become objects, and file names are resolved from the study's folder."""
     paths = paths_of(field)
     if len(paths) > 1 and isinstance(value, list) and len(value) == len(paths):
-        return tuple(_value(one, each, where, source) for one, each in zip(paths, value, strict=True))
+        return tuple(_value(one, item, where, source) for one, item in zip(paths, value, strict=True))
     if value == "none" and field in _OPTIONAL:
         return None
     annotation = SCHEMA.annotation_at(Experiment, field)
-    made = SCHEMA.value(annotation, value, where, field.rpartition(".")[2], source)
-    return tuple(made) if isinstance(made, list) else made
+    converted = SCHEMA.value(annotation, value, where, field.rpartition(".")[2], source)
+    return tuple(converted) if isinstance(converted, list) else converted

@@ -106,8 +106,8 @@ class Table:
         rows = []
         for member in self.members:
             record = self.outcomes[member.key].record if member.key in self.outcomes else {}
-            found: Any = record.get("history", ())
-            rows += [[*member.settings.values(), member.seed, *row] for row in found]
+            evaluations: Any = record.get("history", ())
+            rows += [[*member.settings.values(), member.seed, *row] for row in evaluations]
         return pd.DataFrame(rows, columns=[*self.axes, "seed", *Row._fields])
 
     @cached_property
@@ -158,9 +158,9 @@ class Table:
         better for all other metrics. Ties (see :meth:`places`) stay in the order of the design. Raises ConfigError for
         an unknown metric.
         """
-        known = self.known(metric)
-        order = np.argsort(self.places(known, metric), kind="stable")
-        return known.iloc[order[:n]]
+        rows = self.known(metric)
+        order = np.argsort(self.places(rows, metric), kind="stable")
+        return rows.iloc[order[:n]]
 
     def places(self, rows: pd.DataFrame, metric: str) -> Ints:
         """Return the rank of each given row of the summary by a metric, shape (n_rows,), with 0 for the best.
@@ -185,10 +185,10 @@ class Table:
         """
         if len(metrics) < 2:
             raise ConfigError(f"pareto{metrics!r}: needs at least two metrics, such as 'time_to_accuracy' and 'cost'")
-        known = self.known(*metrics)
-        values = np.stack([self.places(known, name) for name in metrics], axis=1)
+        rows = self.known(*metrics)
+        values = np.stack([self.places(rows, name) for name in metrics], axis=1)
         beaten = [bool(((values <= row).all(axis=1) & (values < row).any(axis=1)).any()) for row in values]
-        front = known[~np.array(beaten, dtype=bool)]
+        front = rows[~np.array(beaten, dtype=bool)]
         return front.iloc[np.argsort(values[~np.array(beaten, dtype=bool), 0], kind="stable")]
 
     @checked
@@ -274,9 +274,9 @@ class Table:
         status[places] = frame["status"].to_numpy(str)
         variables["status"] = dims, status, {"long_name": "how a point has ended"}
         coordinates: dict[str, object] = {}
-        for name, found in zip(dims, values, strict=True):
-            numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in found.tolist())
-            coordinates[name] = name, np.array(found.tolist() if numbers else [str(value) for value in found])
+        for name, labels in zip(dims, values, strict=True):
+            numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in labels.tolist())
+            coordinates[name] = name, np.array(labels.tolist() if numbers else [str(value) for value in labels])
         return xarray.Dataset(variables, coordinates, {"source": f"ddlsim {ddlsim.__version__}"})
 
     @checked
@@ -321,13 +321,13 @@ class Table:
 def _means(values: pd.DataFrame) -> dict[str, float]:
     """Return mean, low and high of each column. If it contains inf (a seed that missed a target), the median without an
     interval, which is inf if at least half of the seeds missed it."""
-    found: dict[str, float] = {}
+    means: dict[str, float] = {}
     for name, column in values.items():
         array = column.to_numpy()
         mean = float(np.median(array) if np.isinf(array).any() else array.mean())
         half = float(half_width(array, CONFIDENCE)) if np.isfinite(array).all() else math.nan
-        found |= {f"{name}": mean, f"{name}_low": mean - half, f"{name}_high": mean + half}
-    return found
+        means |= {f"{name}": mean, f"{name}_low": mean - half, f"{name}_high": mean + half}
+    return means
 
 
 @checked

@@ -53,8 +53,8 @@ class Answer:
 
 def simulate_some(work: Parcel) -> Answer:
     """Simulate the experiments in a parcel with :func:`simulate_all`."""
-    found = opened(work)
-    return Answer(missing=found) if isinstance(found, tuple) else simulate_all(found, work.stability)
+    content = opened(work)
+    return Answer(missing=content) if isinstance(content, tuple) else simulate_all(content, work.stability)
 
 
 def simulate_all(experiments: Sequence[Experiment], stability: bool) -> Answer:
@@ -111,13 +111,13 @@ def record_of(result: Result) -> dict[str, object]:
     from ddlsim.run.costs import cost_assumptions, energy_assumptions
 
     rows = result.evaluations if result.monitor is not None else []
-    each = {"cost": cost_assumptions, "energy": energy_assumptions}
-    known = {name: ", ".join(list_of(result)) for name, list_of in each.items() if result.known(name) is not None}
+    lists = {"cost": cost_assumptions, "energy": energy_assumptions}
+    texts = {name: ", ".join(list_of(result)) for name, list_of in lists.items() if result.known(name) is not None}
     return {
         "n_workers": result.n_workers,
         **record(result),
         "stop_reason": result.stop_reason,
-        "notes": [*result.notes, *(f"{name}: {assumed}" for name, assumed in known.items() if assumed)],
+        "notes": [*result.notes, *(f"{name}: {assumed}" for name, assumed in texts.items() if assumed)],
         "warnings": list(result.warnings),
         **({"history": [list(row) for row in rows]} if rows else {}),
     }

@@ -56,16 +56,16 @@ WHERE = {"between": "between hosts", "inside": "inside a host"}
 
 
 def placed(
-    rows: Sequence[Measurement], cluster: Cluster, given: Mapping[str, str] | None
+    rows: Sequence[Measurement], cluster: Cluster, algorithms: Mapping[str, str] | None
 ) -> tuple[list[LinkRow], list[str]]:
-    """Return the rows of messages with their cases on the cluster, and notes. Collectives use the algorithm in `given`,
-    or else the most likely one; rows that do not fit the cluster are skipped."""
+    """Return the rows of messages with their cases on the cluster, and notes. Collectives use the algorithm set in
+    `algorithms`, or else the most likely one; rows that do not fit the cluster are skipped."""
     groups: dict[tuple[str, str, str], list[LinkRow]] = {}
     left_out = LeftOut(ConfigError)
     for row in rows:
         if row.experiment in ("point_to_point", "collective"):
             with left_out:
-                link = LinkRow(row, make_case(row, cluster, {row.operation: candidates(row, given)[0]}))
+                link = LinkRow(row, make_case(row, cluster, {row.operation: candidates(row, algorithms)[0]}))
                 groups.setdefault((row.operation, row.backend, link.link_class), []).append(link)
     refused = left_out.errors
     if refused and not groups:
@@ -73,7 +73,7 @@ def placed(
     links: list[LinkRow] = []
     notes = [f"{len(refused)} rows left out: {refused[0]}"] if refused else []
     for (operation, backend, link_class), members in groups.items():
-        likeliest, why = _likeliest(cluster, members, candidates(members[0].row, given))
+        likeliest, why = _likeliest(cluster, members, candidates(members[0].row, algorithms))
         links += likeliest
         notes += [f"{operation} {backend} {WHERE[link_class]}: {why}"] if why else []
     return links, notes
@@ -94,9 +94,9 @@ def _likeliest(cluster: Cluster, links: list[LinkRow], options: Sequence[str]) -
             return links, ""
         unlikely[option] = minus_log_likelihood(errors, seconds, *fit_noise(errors, seconds))
     best = min(unlikely, key=lambda option: unlikely[option])  # among equals, the default
-    told = ", ".join(f"{option} {value:.1f}" for option, value in unlikely.items())
+    costs = ", ".join(f"{option} {value:.1f}" for option, value in unlikely.items())
     runs = "" if best == usual else f"; runs use {usual} unless they set algorithm = {best!r}"
-    return _by(best, links, cluster), f"fitted as {best}, the most likely one (-ln of the likelihood: {told}){runs}"
+    return _by(best, links, cluster), f"fitted as {best}, the most likely one (-ln of the likelihood: {costs}){runs}"
 
 
 def _by(algorithm: str, links: Sequence[LinkRow], cluster: Cluster) -> list[LinkRow]:
@@ -111,24 +111,24 @@ def for_links(links: Sequence[LinkRow], named: set[str]) -> Iterator[tuple[list[
         for row in links:
             if row.link_class == link_class:
                 by_transport.setdefault(TRANSPORTS.get(row.row.backend, row.row.backend), []).append(row)
-        anyhow = by_transport.pop("", [])
+        shared = by_transport.pop("", [])
         order = sorted(by_transport, key=lambda name: PREFERRED.index(name) if name in PREFERRED else len(PREFERRED))
-        own, *others = [by_transport[name] for name in order] or [[]]
-        if anyhow or own:
-            yield _purest([*anyhow, *own], named), [_purest(rows, named) for rows in others]
+        preferred, *others = [by_transport[name] for name in order] or [[]]
+        if shared or preferred:
+            yield _purest([*shared, *preferred], named), [_purest(rows, named) for rows in others]
 
 
-def _purest(own: list[LinkRow], named: set[str]) -> list[LinkRow]:
+def _purest(rows: list[LinkRow], named: set[str]) -> list[LinkRow]:
     """Return one-way messages of single pairs, else all messages, else collectives; and those with a set algorithm."""
-    messages = [row for row in own if row.row.experiment == "point_to_point"]
+    messages = [row for row in rows if row.row.experiment == "point_to_point"]
     single = [row for row in messages if row.row.operation == "one_way" and row.row.n_pairs == 1]
     first = next((group for group in (single, messages) if len({r.row.nbytes for r in group}) > 1), messages)
-    first = first or [row for row in own if row.row.operation not in named]
-    return first + [row for row in own if row.row.operation in named]
+    first = first or [row for row in rows if row.row.operation not in named]
+    return first + [row for row in rows if row.row.operation in named]
 
 
 def contradictions(
-    before: Cluster, after: Cluster, own: Sequence[LinkRow], others: Sequence[Sequence[LinkRow]]
+    before: Cluster, after: Cluster, kept: Sequence[LinkRow], others: Sequence[Sequence[LinkRow]]
 ) -> Iterator[str]:
     """Yield a warning for each transport whose rows are far from the predictions of the links `after` the fit."""
     for rows in others:
@@ -140,10 +140,10 @@ def contradictions(
             alone = f". Fitted separately: {', '.join(f'{name} {shown(name, x)}' for name, x in values.items())}"
         except ConfigError:  # a single message size
             alone = ""
-        used, name = (", ".join(dict.fromkeys(r.row.backend for r in group if r.row.backend)) for group in (own, rows))
+        used, name = (", ".join(dict.fromkeys(r.row.backend for r in group if r.row.backend)) for group in (kept, rows))
         yield (
-            f"warning: {len(rows)} measurements by {name} contradict the links {WHERE[own[0].link_class]}, which were "
-            f"fitted to {len(own)} measurements by {used}: mean error {percent(off)}{alone}. Runs use {used}; for "
+            f"warning: {len(rows)} measurements by {name} contradict the links {WHERE[kept[0].link_class]}, which were "
+            f"fitted to {len(kept)} measurements by {used}: mean error {percent(off)}{alone}. Runs use {used}; for "
             f"{name}, calibrate with --backend {rows[0].row.backend}"
         )
 
@@ -286,9 +286,9 @@ class Calibration:
         If a curve exists for the operation, it is used; otherwise, the operation is simulated on the calibrated
         cluster. Raises ConfigError for an unknown operation, or for more ranks than the cluster has devices.
         """
-        known = [*OPERATIONS["point_to_point"], *OPERATIONS["collective"]]
-        if operation not in known:
-            raise unknown_name("operation", operation, known)
+        operations = [*OPERATIONS["point_to_point"], *OPERATIONS["collective"]]
+        if operation not in operations:
+            raise unknown_name("operation", operation, operations)
         experiment = "point_to_point" if operation in OPERATIONS["point_to_point"] else "collective"
         same = {r.n_hosts for r in self.residuals if (r.operation, r.n_ranks) == (operation, n_ranks)}
         n_hosts = n_hosts or (same.pop() if len(same) == 1 else fewest_hosts(self.cluster, n_ranks))
@@ -320,12 +320,12 @@ class Calibration:
         """Return the extrapolation of an operation's simulation beyond the measurements of the fit."""
         if curve is not None:  # measured, but simulated without a curve
             fitted = row.operation in {r.operation for r in self.residuals if r.fitted}
-            known = self._misfit(row.n_hosts == 1) if fitted else curve.spread**2
-            return Beyond(known) + beyond(row.nbytes, curve.nbytes, "bytes") + beyond(row.n_ranks, curve.ranks, "ranks")
+            misfit = Beyond(self._misfit(row.n_hosts == 1) if fitted else curve.spread**2)
+            return misfit + beyond(row.nbytes, curve.nbytes, "bytes") + beyond(row.n_ranks, curve.ranks, "ranks")
         sizes = [end for p in self.parameters for end in p.nbytes if "." in p.name]
-        found = unmeasured(f"{row.operation} was not measured", kind)
-        found += beyond(row.nbytes, sizes, "bytes") if sizes else Beyond()
-        return found + beyond(row.n_ranks, self.ranks, "ranks")
+        outside = unmeasured(f"{row.operation} was not measured", kind)
+        outside += beyond(row.nbytes, sizes, "bytes") if sizes else Beyond()
+        return outside + beyond(row.n_ranks, self.ranks, "ranks")
 
     def _misfit(self, inside: bool) -> float:
         """Return the variance of ln(predicted / measured) of a bad fit. It is model error, not scatter: the link model
@@ -361,9 +361,9 @@ class Calibration:
                     shares[p.link_class] = shares.get(p.link_class, 0.0) + abs(slopes[i])
                 if p.name.endswith(".latency"):  # each message of a sequence has its own scatter
                     short += max(slopes[i], 0.0) * (p.wider * p.scatter[2]) ** 2 / (value * now[p.name])
-                    own = min(p.value / now[p.name], 1.0)  # latency above it was added by hand
-                    software += slopes[i] * own
-                    slopes[i] *= p.informed + (1.0 - p.informed) * own  # a prior refers to the file's value
+                    share = min(p.value / now[p.name], 1.0)  # latency above it was added by hand
+                    software += slopes[i] * share
+                    slopes[i] *= p.informed + (1.0 - p.informed) * share  # a prior refers to the file's value
                 slopes[i] *= p.wider * t_factors(np.array([p.informed]), p.scatter[1])[0]
         outside += Beyond((outside.per_message * software) ** 2)
         variance = float(slopes @ self.covariance @ slopes) + short
@@ -395,16 +395,16 @@ class Calibration:
         errors = {link_class: spread * random.standard_normal() for link_class, spread in self.scatter.items()}
         further = math.sqrt(outside.variance) * random.standard_normal() if outside.variance else 0.0
         software = outside.per_message * random.standard_normal() if outside.per_message else 0.0
-        found = {}
+        values = {}
         now = current_parameters(self.cluster)  # the calibrated values, unless changed since
         for p, move in zip(self.parameters, moved.tolist(), strict=True):
             error = errors.get(p.link_class or "between", 0.0) + further
             slower = {"bandwidth": -error, "time": error}.get(PARAMETERS[p.name], 0.0)
             move *= p.wider * t_factors(np.array([p.informed]), p.scatter[1])[0]
-            found[p.name] = now[p.name] * math.exp(move + slower)
+            values[p.name] = now[p.name] * math.exp(move + slower)
             if p.name.endswith(".latency") and software:
-                found[p.name] = max(found[p.name] + software * p.value, 0.01 * found[p.name])
-        return with_parameters(self.cluster, found)
+                values[p.name] = max(values[p.name] + software * p.value, 0.01 * values[p.name])
+        return with_parameters(self.cluster, values)
 
     @checked
     def compute_of(self, model: str) -> ComputeFit | None:
@@ -424,8 +424,8 @@ class Calibration:
 
     def __str__(self) -> str:
         _, *parameters = self._cells()
-        found = [(*others, f"(file: {file})") for *others, file in parameters]
-        rows = aligned(found, left=(0, 2, 3), indent=2) if found else []
+        cells = [(*others, f"(file: {file})") for *others, file in parameters]
+        rows = aligned(cells, left=(0, 2, 3), indent=2) if cells else []
         return printable.shown("\n".join([*warnings_of(self), self._title, *rows, *self._lines()]))
 
     def _repr_html_(self) -> str:
@@ -547,32 +547,32 @@ def calibrate(
     described = load_cluster(cluster)
     loaded = with_spread(described, 0.0)  # measurements between two machines represent average links
     items = [measurements] if isinstance(measurements, str | Path) else list(measurements)
-    found = read_sources(
+    contents = read_sources(
         items, n_hosts=n_hosts, model=model, reader=reader, operation=operation, n_ranks=n_ranks, version=version
     )
-    rows = [row for row in found.rows if backend is None or row.backend in (backend, "", "numpy")]
-    times = [*found.step_times, *step_times]
+    rows = [row for row in contents.rows if backend is None or row.backend in (backend, "", "numpy")]
+    times = [*contents.step_times, *step_times]
     if not rows and not times:
-        known = sorted({row.backend for row in found.rows})
-        raise ConfigError(f"calibration: no measurements with backend {backend!r}; available: {known}")
+        backends = sorted({row.backend for row in contents.rows})
+        raise ConfigError(f"calibration: no measurements with backend {backend!r}; available: {backends}")
     chosen_algorithms(algorithms)  # raises for an unknown name
     if unused := sorted(set(algorithms or ()) - {row.operation for row in rows}):
         raise ConfigError(f"algorithms: {unused[0]} was not measured, so its algorithm has no effect; leave it out")
     links, notes = placed(rows, loaded, algorithms)
-    notes = [*found.notes, *notes]
+    notes = [*contents.notes, *notes]
     result = loaded
     fits: list[_Fit] = []
-    for own, others in for_links(links, set(algorithms or ())):
+    for fitted_rows, others in for_links(links, set(algorithms or ())):
         before, free = result, not any("overhead" in other.names for other, _, _ in fits)
-        fit, fixed, more = fit_links(result, own, free)
+        fit, fixed, fit_notes = fit_links(result, fitted_rows, free)
         result = with_parameters(result, {**fixed, **fit.values})
-        fits.append((fit, fixed, own))
-        notes += [*more, *contradictions(before, result, own, others)]
+        fits.append((fit, fixed, fitted_rows))
+        notes += [*fit_notes, *contradictions(before, result, fitted_rows, others)]
     reduction = _reduction(rows)
     if reduction is not None:
         result = with_parameters(result, {"reduce_bandwidth": 1.0 / reduction.c1})
     parameters, covariance = _parameters(loaded, fits, reduction)
-    chosen = [row for _, _, own in fits for row in own]
+    chosen = [row for _, _, fitted_rows in fits for row in fitted_rows]
     used, counts = {id(row) for row in chosen}, [row.row.n_ranks for row in chosen] or [2]
     ranks = min(counts), max(counts)
     residuals = tuple(
@@ -582,9 +582,9 @@ def calibrate(
     notes += [note for i in (1, 0) for note in _bad_fit([r for r in residuals if r.fitted and (r.n_hosts == 1) == i])]
     versions = tuple(dict.fromkeys(row.row.version for row in links if row.row.version))
     scatter = (fits[-1][0].spread, fits[-1][0].dof, fits[-1][0].absolute) if fits else (0.0, 1.0, 0.0)
-    curves = _curves(links, result, {own[0].link_class: fit.absolute for fit, _, own in fits})
+    curves = _curves(links, result, {fitted_rows[0].link_class: fit.absolute for fit, _, fitted_rows in fits})
     jitter = fit_jitter(times) if times else None
-    sources, texts = (tuple(dict.fromkeys(each)) for each in (found.sources, [*notes, *_mixed(links)]))
+    sources, texts = (tuple(dict.fromkeys(entries)) for entries in (contents.sources, [*notes, *_mixed(links)]))
     if described.details is not None:
         result = with_spread(result, described.details.spread)
     from ddlsim.validation.calibration_file import attached
@@ -595,42 +595,42 @@ def calibrate(
 
 def _reduction(rows: Sequence[Measurement]) -> ComputeFit | None:
     """Return the line through the reduction times, for the largest measured number of concurrent ranks."""
-    own = [row for row in rows if row.operation == "reduction"]
-    if not own:
+    reductions = [row for row in rows if row.operation == "reduction"]
+    if not reductions:
         return None
-    most = max(row.n_ranks for row in own)
-    own = [row for row in own if row.n_ranks == most]
-    large = [row for row in own if row.nbytes >= LEAST_REDUCTION]
-    used = large if len(large) > 1 else own
-    found = fit_compute("reduction", [row.nbytes for row in used], [row.median_s for row in used])
-    return found if found.c1 > 0.0 else None
+    most = max(row.n_ranks for row in reductions)
+    reductions = [row for row in reductions if row.n_ranks == most]
+    large = [row for row in reductions if row.nbytes >= LEAST_REDUCTION]
+    used = large if len(large) > 1 else reductions
+    line = fit_compute("reduction", [row.nbytes for row in used], [row.median_s for row in used])
+    return line if line.c1 > 0.0 else None
 
 
 def _parameters(
     cluster: Cluster, fits: Sequence[_Fit], reduction: ComputeFit | None
 ) -> tuple[tuple[Parameter, ...], Floats]:
-    given = current_parameters(cluster)
-    found: list[Parameter] = []
+    current = current_parameters(cluster)
+    parameters: list[Parameter] = []
     covariance = np.zeros((sum(len(f.names) + len(fixed) for f, fixed, _ in fits) + (reduction is not None),) * 2)
     for fit, fixed, rows in fits:
-        n, sizes = len(found), [row.row.nbytes for row in rows]
+        n, sizes = len(parameters), [row.row.nbytes for row in rows]
         ends, scatter = (min(sizes), max(sizes)), (fit.spread, fit.dof, fit.absolute)
         covariance[n : n + len(fit.names), n : n + len(fit.names)] = fit.covariance
         for i, (name, value) in enumerate(fit.values.items()):
             prior, informed = (fit.priors[i].value, math.exp(fit.priors[i].sd)), float(fit.informed[i])
-            before, around = given.get(name, 0.0), fit.interval(name)
-            found.append(Parameter(name, value, *around, before, ends, informed, prior, fit.bounds[i], scatter))
+            before, around = current.get(name, 0.0), fit.interval(name)
+            parameters.append(Parameter(name, value, *around, before, ends, informed, prior, fit.bounds[i], scatter))
         for name, value in fixed.items():  # chosen, not fitted
-            found.append(Parameter(name, value, value, value, given.get(name, 0.0), ends, scatter=scatter))
+            parameters.append(Parameter(name, value, value, value, current.get(name, 0.0), ends, scatter=scatter))
     if reduction is not None:
         variance = float(reduction.covariance[1, 1]) / reduction.c1**2
         factor = math.exp(t_quantile(reduction.dof) * math.sqrt(variance))
         value = 1.0 / reduction.c1
         ends = (reduction.batch_sizes[0], reduction.batch_sizes[-1])
-        before, name = given["reduce_bandwidth"], "reduce_bandwidth"
-        found.append(Parameter(name, value, value / factor, value * factor, before, ends))
+        before, name = current["reduce_bandwidth"], "reduce_bandwidth"
+        parameters.append(Parameter(name, value, value / factor, value * factor, before, ends))
         covariance[-1, -1] = variance
-    return tuple(found), covariance
+    return tuple(parameters), covariance
 
 
 def _bad_fit(residuals: Sequence[Residual]) -> list[str]:
@@ -649,12 +649,12 @@ def _bad_fit(residuals: Sequence[Residual]) -> list[str]:
 
 def _mixed(links: Sequence[LinkRow]) -> list[str]:
     """Return a warning for each backend whose measurements mix several versions in one fit."""
-    found = []
+    warnings = []
     for backend in dict.fromkeys(link.row.backend for link in links):
         versions = dict.fromkeys(r.row.version for r in links if r.row.version and r.row.backend == backend)
         if len(versions) > 1:
-            found.append(f"warning: {len(versions)} software versions fitted together: {'; '.join(versions)}")
-    return found
+            warnings.append(f"warning: {len(versions)} software versions fitted together: {'; '.join(versions)}")
+    return warnings
 
 
 def _curves(links: Sequence[LinkRow], cluster: Cluster, absolute: Mapping[str, float]) -> tuple[Curve, ...]:
@@ -672,11 +672,11 @@ def _curves(links: Sequence[LinkRow], cluster: Cluster, absolute: Mapping[str, f
 
 def _compute(rows: Sequence[Measurement]) -> tuple[ComputeFit, ...]:
     """Return the step times of each model, for the smallest measured number of ranks."""
-    found = []
+    fits = []
     steps = [row for row in rows if row.experiment == "step"]
     for model in dict.fromkeys(row.model for row in steps):
-        own = [row for row in steps if row.model == model]
-        fewest = min(row.n_ranks for row in own)
-        own = [row for row in own if row.n_ranks == fewest]
-        found.append(fit_compute(model, [row.batch_size for row in own], [row.median_s for row in own]))
-    return tuple(found)
+        model_steps = [row for row in steps if row.model == model]
+        fewest = min(row.n_ranks for row in model_steps)
+        model_steps = [row for row in model_steps if row.n_ranks == fewest]
+        fits.append(fit_compute(model, [row.batch_size for row in model_steps], [row.median_s for row in model_steps]))
+    return tuple(fits)

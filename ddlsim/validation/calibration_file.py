@@ -72,7 +72,7 @@ def write_calibration(calibration: Calibration, path: Path, source: str | Path) 
 
 def _moved(text: str, table: Mapping[str, Any], old: Path, new: Path) -> str:
     """Return the text of a cluster file moved from folder `old` to `new`, with adjusted paths of device files."""
-    hosts = [table.get("host"), *(each for key in ("hosts", "nodes") for each in table.get(key, ()))]
+    hosts = [table.get("host"), *(host for key in ("hosts", "nodes") for host in table.get(key, ()))]
     for name in {str(host["device"]) for host in hosts if isinstance(host, Mapping) and "device" in host}:
         if name.endswith(".toml") and not os.path.isabs(name) and (old / name).is_file():
             there = toml_value(relative_name(old / name, new)).replace("\\", r"\\")
@@ -134,7 +134,7 @@ def _object(kind: type[T], row: object, n: int, place: str, **more: object) -> T
             arguments[field.name] = tuple(value) if isinstance(value, list | tuple) else value
     if "covariance" in arguments:
         rows = cast("tuple[Sequence[float], ...]", arguments["covariance"])
-        if len(rows) != n or any(len(each) != n for each in rows):
+        if len(rows) != n or any(len(numbers) != n for numbers in rows):
             raise ConfigError(f"{place}.covariance: must have {n} rows and columns; calibrate again")
         arguments["covariance"] = np.array(rows, dtype=np.float64).reshape(n, n)
     return kind(**arguments)
@@ -161,7 +161,7 @@ def _rounded(value: Any) -> Any:
         return float(f"{value:.6g}")
     if isinstance(value, np.ndarray):
         value = value.tolist()
-    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
+    return [_rounded(element) for element in value] if isinstance(value, list | tuple) else value
 
 
 def _text(name: str, value: float) -> str:

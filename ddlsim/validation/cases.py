@@ -71,20 +71,20 @@ def fewest_hosts(cluster: Cluster, n_ranks: int) -> int:
     return n_ranks if n_ranks <= n_hosts else min(-(-n_ranks // widest), n_hosts)
 
 
-def chosen_algorithms(given: Mapping[str, str] | None) -> dict[str, str]:
+def chosen_algorithms(algorithms: Mapping[str, str] | None) -> dict[str, str]:
     """Return the algorithm of each kind of collective. Raises ConfigError for an unknown kind or algorithm."""
-    for kind, name in (given or {}).items():
+    for kind, name in (algorithms or {}).items():
         if kind not in KINDS:
             raise unknown_name("kind of collective", kind, KINDS, "algorithms")
         if name != "default":
             find(name, kind)
-    return {**ALGORITHMS, **(given or {})}
+    return {**ALGORITHMS, **(algorithms or {})}
 
 
-def candidates(row: Measurement, given: Mapping[str, str] | None) -> tuple[str, ...]:
-    """Return the algorithms that a collective may have used if none was `given`, the default of runs first."""
-    if row.operation in (given or {}):
-        return ((given or {})[row.operation],)
+def candidates(row: Measurement, algorithms: Mapping[str, str] | None) -> tuple[str, ...]:
+    """Return the algorithms that a collective may have used if `algorithms` sets none, the default of runs first."""
+    if row.operation in (algorithms or {}):
+        return ((algorithms or {})[row.operation],)
     if row.operation in LAPS and row.backend in ("", "nccl"):
         return ("default", "nccl_ring", ALGORITHMS[row.operation])
     return (ALGORITHMS.get(row.operation, ""),)
@@ -105,8 +105,8 @@ def make_case(row: Measurement, cluster: Cluster, algorithms: Mapping[str, str])
         algorithm = algorithms[row.operation]
         return collective_case(cluster, row.operation, row.nbytes, row.n_ranks, row.n_hosts, algorithm, row.backend)
     nodes, pairs = _pairs(row, cluster)
-    both = row.operation == "both_ways"
-    return Case(float(row.nbytes), nodes, pairs + (tuple((b, a) for a, b in pairs) if both else ()))
+    both_ways = row.operation == "both_ways"
+    return Case(float(row.nbytes), nodes, pairs + (tuple((b, a) for a, b in pairs) if both_ways else ()))
 
 
 def collective_case(
@@ -126,9 +126,9 @@ def collective_case(
     def schedule(now: Cluster) -> Schedule:
         return reorder(build(name, n_ranks, nbytes, hosts, kind, (now, ordered)), order)
 
-    made = schedule(cluster)  # raises for an unsuitable algorithm
+    built = schedule(cluster)  # raises for an unsuitable algorithm
     chosen = name.partition("(")[0] == "nccl"
-    return Case(float(nbytes), tuple(nodes), schedule=schedule if chosen else made, algorithm=name)
+    return Case(float(nbytes), tuple(nodes), schedule=schedule if chosen else built, algorithm=name)
 
 
 def _pairs(row: Measurement, cluster: Cluster) -> tuple[tuple[int, ...], Pairs]:

@@ -85,16 +85,16 @@ def causes(run: RunModel, fitted: Fitted, predicted: float) -> list[Cause]:
     """
     goal = run.measured.step_time
     end = math.copysign(math.log(MOST), goal - predicted)
-    found: list[Cause] = []
+    changes: list[Cause] = []
     for what, name, sign in (("compute time", "compute", 1), ("latency", "latency", 1), ("bandwidth", "bandwidth", -1)):
         if name == "compute" or run.link_classes:
             change = _root(lambda x: run.step_time(fitted, **{name: math.exp(sign * x)}), goal, predicted, end)  # noqa: B023
-            found += [] if change is None else [Cause(what, math.exp(sign * change))]
+            changes += [] if change is None else [Cause(what, math.exp(sign * change))]
     if goal > predicted and run.measured.workers > 1 and isinstance(run.experiment.jitter, NoJitter):
         variation = _root(lambda x: run.step_time(fitted, jitter=x), goal, predicted, MOST_JITTER)
         if variation is not None:
-            found.append(Cause("waiting", variation))
-    return sorted(found, key=lambda cause: cause.size)
+            changes.append(Cause("waiting", variation))
+    return sorted(changes, key=lambda cause: cause.size)
 
 
 def _root(time: Callable[[float], float], goal: float, at_zero: float, end: float) -> float | None:
@@ -138,7 +138,7 @@ def parse_condition(text: str, numbers: Sequence[str], texts: Sequence[str]) -> 
     Raises ConfigError for anything but ``column op value`` joined by ``and``, unknown columns, ordering of texts, and
     values that are not numbers in numeric columns.
     """
-    found: list[tuple[str, str, float | str]] = []
+    comparisons: list[tuple[str, str, float | str]] = []
     for part in re.split(r"\band\b", text):
         match = _COMPARISON.fullmatch(part)
         if match is None:
@@ -151,16 +151,16 @@ def parse_condition(text: str, numbers: Sequence[str], texts: Sequence[str]) -> 
         if column in numbers:
             if (number := as_number(value)) is None:
                 raise ConfigError(f"condition {shown(text)}: {column} is a number, but {shown(value)} is not")
-            found.append((column, sign, number))
+            comparisons.append((column, sign, number))
         elif column in texts:
             if sign not in ("==", "=", "!="):
                 raise ConfigError(
                     f"condition {shown(text)}: {column} is a string, which can only be compared with == or !="
                 )
-            found.append((column, sign, value))
+            comparisons.append((column, sign, value))
         else:
             raise unknown_name("column", column, [*numbers, *texts], f"condition {shown(text)}")
-    return Condition(tuple(found))
+    return Condition(tuple(comparisons))
 
 
 def _compare(cell: Cell, sign: str, value: float | str) -> bool:
@@ -299,9 +299,9 @@ class Validation:
     @property
     def error(self) -> float:
         """Mean absolute error of the held-out runs, or of all runs if none are held out."""
-        found = self.summary(fitted=False) or self.summary(fitted=True)
-        assert found is not None  # at least one run exists
-        return found.mean_absolute
+        summary = self.summary(fitted=False) or self.summary(fitted=True)
+        assert summary is not None  # at least one run exists
+        return summary.mean_absolute
 
     @checked
     def within(self, tolerance: NotNegative) -> bool:
@@ -313,7 +313,7 @@ class Validation:
         """Plot predicted against measured throughput, with the line of equality."""
         from ddlsim.report.drawing import COLOURS, DOTTED, log_numbers, saved, single, titled
 
-        made, axes = single(5.2, 4.8)
+        figure, axes = single(5.2, 4.8)
         values = [value for row in self.rows for value in (row.run.throughput, row.predicted)]
         ends = [0.8 * min(values), 1.25 * max(values)]
         axes.plot(ends, ends, label="measured = predicted", **DOTTED)
@@ -335,7 +335,7 @@ class Validation:
         axes.set(xlabel=f"measured {quantity}", ylabel=f"predicted {quantity}")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-        titled(made, f"Measured and predicted runs on {self.cluster.name}")
+        titled(figure, f"Measured and predicted runs on {self.cluster.name}")
         return saved(axes, path)
 
     @checked
@@ -379,8 +379,8 @@ class Validation:
             n = len(self.declined)
             lines.append(f"declined: {n} of {count(n + len(self.rows), 'run')}, which the errors do not include")
             lines += [f"{declined.label}: {declined.reason}" for declined in self.declined]
-        said = (note for row in self.rows if row.interval is not None for note in row.interval.notes)
-        lines += dict.fromkeys(said)
+        notes = (note for row in self.rows if row.interval is not None for note in row.interval.notes)
+        lines += dict.fromkeys(notes)
         fitted_values = self.known.fitted
         for name, value in fitted_values.links.items():
             text = shown_parameter(name, value) if name in PARAMETERS else f"{value:.4g}"
@@ -446,9 +446,9 @@ def validate(
     """
     condition = None if fit_on is None else parse_condition(fit_on, NUMBERS, TEXTS)
     loaded = load_cluster(cluster)
-    known = calibration
-    if known is None and isinstance(cluster, str | Path) and loaded.calibration is not None:
-        known = load_calibration(cluster)
+    prior = calibration
+    if prior is None and isinstance(cluster, str | Path) and loaded.calibration is not None:
+        prior = load_calibration(cluster)
     used = loaded if calibration is None else calibration.cluster
     base = base or Experiment(used)
     if base.training is not None:
@@ -461,12 +461,12 @@ def validate(
     if not measured:
         raise ConfigError("validate: runs is empty; pass at least one measured run")
     default = None if model is None else load_model(model)
-    every = [make_run_model(row, used, default, base, known) for row in measured]
+    every = [make_run_model(row, used, default, base, prior) for row in measured]
     chosen = [m for m in every if condition is not None and condition.holds(m.measured.cells())]
     if condition is not None and not chosen:
         raise ConfigError(f"fit_on = {fit_on!r}: no run satisfies this condition; change it, or leave fit_on out")
     before = {m: _step_time(m, Fitted()) for m in every if m in chosen or condition is None}
-    knowledge = fit_runs([m for m in chosen if isinstance(before[m], float)], known, fit)
+    knowledge = fit_runs([m for m in chosen if isinstance(before[m], float)], prior, fit)
     times = before if condition is None else {m: _step_time(m, knowledge.fitted) for m in every}
     steps = {m: time for m, time in times.items() if isinstance(time, float)}
     models = list(steps)
@@ -479,8 +479,8 @@ def validate(
     order = sorted(range(len(rows)), key=lambda i: -abs(math.log1p(rows[i].error)))
     for i in order[:explain]:
         if abs(rows[i].error) > WORTH_EXPLAINING:
-            found = tuple(causes(models[i], knowledge.fitted, steps[models[i]]))
-            rows[i] = dataclasses.replace(rows[i], causes=found)
+            changes = tuple(causes(models[i], knowledge.fitted, steps[models[i]]))
+            rows[i] = dataclasses.replace(rows[i], causes=changes)
     return Validation(used, tuple(rows), knowledge, fit_on, declined)
 
 
@@ -494,10 +494,10 @@ def _step_time(model: RunModel, fitted: Fitted) -> float | str:
         return str(error)
 
 
-def _compared(model: RunModel, step_time: float, fitted: bool, known: Knowledge) -> ComparedRun:
+def _compared(model: RunModel, step_time: float, fitted: bool, knowledge: Knowledge) -> ComparedRun:
     run, samples = model.measured, model.measured.samples
     rate, interval = samples / step_time, None
-    if (times := interval_of(model, known, step_time)) is not None:
+    if (times := interval_of(model, knowledge, step_time)) is not None:
         interval = Interval(samples / times.high, rate, samples / times.low, notes=times.notes)
     return ComparedRun(run, model.label, rate, interval, fitted)
 
@@ -507,15 +507,15 @@ def _summary(rows: Sequence[ComparedRun]) -> Summary:
         from scipy.stats import kendalltau
 
     errors = np.array([row.error for row in rows])
-    known = [row for row in rows if row.interval is not None]
-    inside = sum(row.interval is not None and row.run.throughput in row.interval for row in known)
+    with_interval = [row for row in rows if row.interval is not None]
+    inside = sum(row.interval is not None and row.run.throughput in row.interval for row in with_interval)
     tau = math.nan
     if len(rows) > 1:
         tau = float(kendalltau([row.run.throughput for row in rows], [row.predicted for row in rows]).statistic)
     pairs = [(a, b) for a, b in itertools.combinations(rows, 2) if _options(a.run, b.run)]
     right = sum((a.run.throughput - b.run.throughput) * (a.predicted - b.predicted) > 0.0 for a, b in pairs)
     geometric, worst = math.expm1(float(np.abs(np.log1p(errors)).mean())), float(errors[np.abs(errors).argmax()])
-    share, agreement = inside / len(known) if known else None, None if math.isnan(tau) else tau
+    share, agreement = inside / len(with_interval) if with_interval else None, None if math.isnan(tau) else tau
     return Summary(len(rows), float(np.abs(errors).mean()), geometric, worst, share, agreement, len(pairs), right)
 
 

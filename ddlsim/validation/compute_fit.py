@@ -90,12 +90,12 @@ def fit_compute(model: str, batch_sizes: Sequence[Count], seconds: Sequence[Posi
         from scipy.optimize import nnls
 
     batch, times = np.asarray(batch_sizes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
-    known = tuple(sorted(set(np.asarray(batch_sizes).tolist())))
+    sizes = tuple(sorted(set(np.asarray(batch_sizes).tolist())))
     columns = np.column_stack([np.ones_like(batch), batch]) / times[:, None]
-    if len(known) == 1:
+    if len(sizes) == 1:
         columns[:, 0] = 0.0
     coefficients, _ = nnls(columns, np.ones(len(times)))
-    spread, dof = spread_of(float(np.sum((columns @ coefficients - 1.0) ** 2)), len(times), min(len(known), 2))
+    spread, dof = spread_of(float(np.sum((columns @ coefficients - 1.0) ** 2)), len(times), min(len(sizes), 2))
     covariance = np.asarray(spread**2 * np.linalg.pinv(columns.T @ columns, hermitian=True))
     c0, c1 = coefficients.tolist()
-    return ComputeFit(model, c0, c1, covariance, spread, dof, known)
+    return ComputeFit(model, c0, c1, covariance, spread, dof, sizes)

@@ -111,13 +111,13 @@ def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str, absolut
     parts = [r.case.parts(cluster) for r in rows]
     seconds = np.array([r.row.median_s for r in rows])
     target = 1.0 - np.array([p.reduction for p in parts]) / seconds
-    known = sorted({r.row.nbytes for r in rows})
+    all_sizes = sorted({r.row.nbytes for r in rows})
     plain = np.array([p.per_message + p.per_byte + p.reduction for p in parts])
     noise = _noise(rows)
     counts = noise / scatter(seconds, noise, absolute)
     best = _squares(plain / seconds, counts) / noise**2
     chosen: tuple[tuple[int, ...], Floats] | None = None
-    for sizes, n_parameters in _choices(known):
+    for sizes, n_parameters in _choices(all_sizes):
         columns = columns_of(parts, sizes) / seconds[:, None]
         factors, _ = nnls(counts[:, None] * columns, counts * target)
         predicted = columns @ factors + 1.0 - target
@@ -128,8 +128,8 @@ def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str, absolut
             best, chosen = criterion, (sizes, factors)
     sizes, factors = chosen or ((), np.ones(2))
     left_out: tuple[float, ...] = ()
-    if chosen and len(sizes) == len(known) - 2 > MAX_SEGMENTS - 1:
-        left_out = _left_out(known, parts[0], factors)
+    if chosen and len(sizes) == len(all_sizes) - 2 > MAX_SEGMENTS - 1:
+        left_out = _left_out(all_sizes, parts[0], factors)
         spread, dof = spread_of(sum(error**2 for error in left_out), len(left_out), 0)
         covariance = np.zeros((len(factors), len(factors)))
     elif chosen:
@@ -141,28 +141,28 @@ def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str, absolut
     first, ranks = rows[0], [r.row.n_ranks for r in rows]
     about = (first.row.operation, first.row.backend, algorithm, first.link_class == "inside")
     shape = (float(factors[0]), tuple(sizes), tuple(factors[1:].tolist()))
-    measured = (known[0], known[-1]), (min(ranks), max(ranks))
+    measured = (all_sizes[0], all_sizes[-1]), (min(ranks), max(ranks))
     return Curve(*about, *shape, covariance, spread, dof, *measured, left_out)
 
 
-def _choices(known: Sequence[int]) -> Iterator[tuple[tuple[int, ...], int]]:
+def _choices(all_sizes: Sequence[int]) -> Iterator[tuple[tuple[int, ...], int]]:
     """Yield candidate sizes at which pieces meet, and the number of parameters; a chosen size counts as one."""
     for n_pieces in range(1, MAX_SEGMENTS + 1):
-        if 2 * n_pieces <= len(known):  # every piece needs two sizes
-            for sizes in itertools.combinations(known[1:-1], n_pieces - 1):
+        if 2 * n_pieces <= len(all_sizes):  # every piece needs two sizes
+            for sizes in itertools.combinations(all_sizes[1:-1], n_pieces - 1):
                 yield sizes, 2 * n_pieces
-    if len(known) - 1 > MAX_SEGMENTS:
-        yield tuple(known[1:-1]), len(known)
+    if len(all_sizes) - 1 > MAX_SEGMENTS:
+        yield tuple(all_sizes[1:-1]), len(all_sizes)
 
 
-def _left_out(known: Sequence[int], parts: Parts, factors: Floats) -> tuple[float, ...]:
-    """Return half the errors at all inner sizes `known` when a curve through all sizes is interpolated without them."""
-    at = [_scaled(parts, size, known[1:-1], factors) for size in known]
-    found = []
-    for i in range(1, len(known) - 1):
-        share = (known[i] - known[i - 1]) / (known[i + 1] - known[i - 1])
-        found.append(0.5 * math.log(((1.0 - share) * at[i - 1] + share * at[i + 1]) / at[i]))
-    return tuple(found)
+def _left_out(sizes: Sequence[int], parts: Parts, factors: Floats) -> tuple[float, ...]:
+    """Return half the errors at all inner `sizes` when a curve through all sizes is interpolated without them."""
+    at = [_scaled(parts, size, sizes[1:-1], factors) for size in sizes]
+    errors = []
+    for i in range(1, len(sizes) - 1):
+        share = (sizes[i] - sizes[i - 1]) / (sizes[i + 1] - sizes[i - 1])
+        errors.append(0.5 * math.log(((1.0 - share) * at[i - 1] + share * at[i + 1]) / at[i]))
+    return tuple(errors)
 
 
 def _scaled(parts: Parts, nbytes: float, sizes: Sequence[int], factors: Floats) -> float:

@@ -49,10 +49,10 @@ class RunInterval:
 
     def to_dict(self) -> dict[str, object]:
         """Return both intervals as a dictionary of plain values."""
-        both = {"throughput": self.throughput, "step_time": self.step_time}
-        ends = {name: {"low": t.low, "high": t.high} for name, t in both.items()}
-        more = {"notes": list(self.throughput.notes)} if self.throughput.notes else {}
-        return {**ends, "level": self.throughput.level, "n_draws": len(self.throughputs), **more}
+        intervals = {"throughput": self.throughput, "step_time": self.step_time}
+        ends = {name: {"low": t.low, "high": t.high} for name, t in intervals.items()}
+        notes = {"notes": list(self.throughput.notes)} if self.throughput.notes else {}
+        return {**ends, "level": self.throughput.level, "n_draws": len(self.throughputs), **notes}
 
     def __str__(self) -> str:
         t, level = self.throughput, percent(self.throughput.level, 0)
@@ -102,7 +102,7 @@ def predict_interval(
     if isinstance(calibration, str | Path):
         calibration = load_calibration(calibration)
     elif calibration is None:
-        calibration = _own(experiment)
+        calibration = _calibration_of(experiment)
     base = calibrated(experiment, calibration) if calibration is not None else experiment
     result = complete(base)
     random = stream(seed, 0, "calibration")
@@ -129,8 +129,8 @@ def interval_of(result: Result, *, n_draws: Draws = 20, level: Level = 0.95, see
     """Return the interval of a run that was already simulated; see :meth:`ddlsim.Result.interval`."""
     result.require_single_job("interval")
     experiment = clock_of(result.given if result.given is not None else result.experiment)
-    own = _own(experiment)
-    calibration = None if own is None else dataclasses.replace(own, jitter=None)
+    loaded = _calibration_of(experiment)
+    calibration = None if loaded is None else dataclasses.replace(loaded, jitter=None)
     return predict_interval(experiment, calibration, n_draws=n_draws, level=level, seed=seed)
 
 
@@ -150,15 +150,15 @@ def with_stack(like: Beyond, result: Result, experiment: Experiment) -> Beyond:
     return dataclasses.replace(like, notes=(*like.notes, *outside.notes), faster=faster, slower=slower)
 
 
-def _own(experiment: Experiment) -> Calibration | None:
+def _calibration_of(experiment: Experiment) -> Calibration | None:
     cluster = load_cluster(experiment.cluster)
     return load_calibration(cluster) if cluster.calibration is not None else None
 
 
 def _compute(experiment: Experiment, calibration: Calibration) -> ComputeFit | None:
     """Return the measured step times of the timed model, unless the experiment sets its own."""
-    found, _ = measured_steps(experiment, calibration.cluster, _model(experiment))
-    return calibration.compute_of(_model(experiment)) if found is not None else None
+    measured, _ = measured_steps(experiment, calibration.cluster, _model(experiment))
+    return calibration.compute_of(_model(experiment)) if measured is not None else None
 
 
 def _model(experiment: Experiment) -> str:
@@ -167,29 +167,29 @@ def _model(experiment: Experiment) -> str:
 
 def _typical(fit: ComputeFit, experiment: Experiment, calibration: Calibration) -> Affine | Measured:
     """Return the compute time without jitter: measured steps are medians of its product with the jitter's factor."""
-    own = isinstance(experiment.jitter, NoJitter)
-    return fit.times(1.0 / calibration.jitter.median_factor if own and calibration.jitter is not None else 1.0)
+    no_jitter = isinstance(experiment.jitter, NoJitter)
+    return fit.times(1.0 / calibration.jitter.median_factor if no_jitter and calibration.jitter is not None else 1.0)
 
 
 def _drawn(
-    base: Experiment, given: Experiment, calibration: Calibration | None, random: np.random.Generator, i: int
+    base: Experiment, experiment: Experiment, calibration: Calibration | None, random: np.random.Generator, i: int
 ) -> Experiment:
-    drawn = dataclasses.replace(base, seed=given.seed + i)
+    drawn = dataclasses.replace(base, seed=experiment.seed + i)
     if calibration is None:
         return drawn
     curves = contract.of(base.strategy).collectives().cost == "calibrated"
     cluster = load_cluster(calibration.cluster)
-    workers = given.workers if given.workers is not None else len(cluster.workers)
+    workers = experiment.workers if experiment.workers is not None else len(cluster.workers)
     n_workers = workers if isinstance(workers, int) else len(workers)
-    links, batch = outside(given, cluster, _model(given), n_workers)
+    links, batch = outside(experiment, cluster, _model(experiment), n_workers)
     drawn = dataclasses.replace(drawn, cluster=calibration.sampled(random, curves=curves, outside=links))
-    fit = _compute(given, calibration)
+    fit = _compute(experiment, calibration)
     if fit is None:
         return drawn
     factor = math.exp(math.sqrt(batch.variance) * random.standard_normal()) if batch.variance else 1.0
-    own = fit.sampled(random)
-    own = dataclasses.replace(own, c0=factor * own.c0, c1=factor * own.c1)
-    return dataclasses.replace(drawn, compute=_typical(own, given, calibration))
+    drawn_fit = fit.sampled(random)
+    drawn_fit = dataclasses.replace(drawn_fit, c0=factor * drawn_fit.c0, c1=factor * drawn_fit.c1)
+    return dataclasses.replace(drawn, compute=_typical(drawn_fit, experiment, calibration))
 
 
 def _interval(value: float, draws: Floats, level: float, like: Beyond) -> Interval:

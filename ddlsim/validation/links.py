@@ -154,7 +154,7 @@ def _fitted(nbytes: Floats, seconds: Floats, start: Shape, with_burst: bool) -> 
     bursts += [start.burst * factor for factor in (0.95, 1.0, 1.05)] if start.burst else []
     firsts = [{"latency": start.latency, "rate": start.rate, "burst": burst} for burst in bursts]
     points = sorted((np.log([first[name] for name in free]) for first in firsts), key=cost)
-    lost, point = min((descend(each) for each in points[:2]), key=lambda found: found[0])
+    lost, point = min((descend(begin) for begin in points[:2]), key=lambda descent: descent[0])
     criterion = 2.0 * k + 2.0 * lost + 2.0 * k * (k + 1) / (n - k - 1)
     return replace(start, criterion=criterion, **dict(zip(free, np.exp(point).tolist(), strict=True)))
 
@@ -195,29 +195,29 @@ def fit_links(
     """
     _check_sizes(cluster, rows)
     shape, notes = _shape(cluster, rows)
-    fit, fixed, more = _fit(cluster, rows, overhead, shape, shape.details if shape is not None else {})
-    found = fit, fixed, notes + more
+    fit, fixed, fit_notes = _fit(cluster, rows, overhead, shape, shape.details if shape is not None else {})
+    result = fit, fixed, notes + fit_notes
     if not _may_have_windows(cluster, rows):
-        return found
+        return result
     without = min(_criterion(other, rows) for other in (fit, _fit(cluster, rows, overhead, None, {})[0]))
     best = without - CLEARLY
     for warm in ({}, {"between.warm": 1.0}):
-        fit, fixed, more = _fit(cluster, rows, overhead, None, warm, PROTOCOLS[DEFAULT_TRANSPORT].window)
+        fit, fixed, fit_notes = _fit(cluster, rows, overhead, None, warm, PROTOCOLS[DEFAULT_TRANSPORT].window)
         if (criterion := _criterion(fit, rows)) < best:
             window = f"a window of {size(fit.values['between.window'])}{'' if warm else ' after slow start'}"
             note = (
                 f"links between hosts: TCP, {window} (-2 ln posterior {criterion:.1f}; without windows {without:.1f})"
             )
-            best, found = criterion, (fit, fixed, [note, *more])
-    return found
+            best, result = criterion, (fit, fixed, [note, *fit_notes])
+    return result
 
 
 def _may_have_windows(cluster: Cluster, rows: Sequence[LinkRow]) -> bool:
     """Return whether windows could limit one-way messages between two hosts, and the file sets no transport."""
-    own = [r.row.operation == "one_way" and r.row.n_pairs == 1 and r.link_class == "between" for r in rows]
+    are_one_way = [r.row.operation == "one_way" and r.row.n_pairs == 1 and r.link_class == "between" for r in rows]
     named = cluster.details is not None and bool((cluster.details.transport != "").any())
     product = 2.0 * min(r.row.median_s for r in rows) * current_parameters(cluster).get("between.bandwidth", 0.0)
-    return all(own) and not named and product > LEAST_PRODUCT
+    return all(are_one_way) and not named and product > LEAST_PRODUCT
 
 
 def _criterion(fit: LogFit, rows: Sequence[LinkRow]) -> float:
@@ -240,21 +240,21 @@ def _fit(
     parameter unless it is 0."""
     cluster = with_parameters(cluster, fixed | ({"between.window": window} if window else {}))
     notes, most = list[str](), dict[str, float]()
-    given = current_parameters(cluster)
+    current = current_parameters(cluster)
     names, start, priors = [], [], []
     for link_class in dict.fromkeys(row.link_class for row in rows):
-        own = sorted((r for r in rows if r.link_class == link_class), key=lambda r: r.row.nbytes)
-        least, ratio = own[0].row.median_s, own[-1].case.seconds(cluster) / own[-1].row.median_s
+        class_rows = sorted((r for r in rows if r.link_class == link_class), key=lambda r: r.row.nbytes)
+        least, ratio = class_rows[0].row.median_s, class_rows[-1].case.seconds(cluster) / class_rows[-1].row.median_s
         for quantity, sd in (("latency", LATENCY_SD), ("bandwidth", BANDWIDTH_SD)):
             name = f"{link_class}.{quantity}"
-            if name not in given:
+            if name not in current:
                 raise ConfigError(
                     f"there are measurements of links {link_class} hosts, but no two workers of cluster "
                     f"{cluster.name!r} communicate over such links; add the links, or leave the measurements out"
                 )
-            value = given[name] or TYPICAL_LATENCY
+            value = current[name] or TYPICAL_LATENCY
             names.append(name)
-            priors.append(Prior(value, sd if given[name] else 2 * sd))
+            priors.append(Prior(value, sd if current[name] else 2 * sd))
             # near the solution, as the parameter may have no effect elsewhere
             start.append(min(value, 0.5 * least) if quantity == "latency" else SLOWER * value * ratio)
         if shape is not None and link_class == "between":
@@ -267,20 +267,20 @@ def _fit(
                 priors.append(Prior(shape.burst, 2 * LATENCY_SD))
     if window:
         large = max((r.row for r in rows), key=lambda row: row.nbytes)
-        start[1] = SLOWER * given["between.bandwidth"]  # start where the window is the bottleneck
+        start[1] = SLOWER * current["between.bandwidth"]  # start where the window is the bottleneck
         names.append("between.window")
         start.append(min(window, 2.0 * start[0] * large.nbytes / large.median_s))
         priors.append(Prior(window, BANDWIDTH_SD))
     measured = np.array([r.row.median_s for r in rows])
     latencies = [value for value, name in zip(start, names, strict=True) if name.endswith("latency")]
-    seconds = given["overhead"] or 0.1 * min(latencies)
+    seconds = current["overhead"] or 0.1 * min(latencies)
     if overhead and _tells_overhead(cluster, rows, names, start, seconds):
         names.append("overhead")
         start.append(seconds)
-        priors.append(Prior(seconds, LATENCY_SD if given["overhead"] else 2 * LATENCY_SD))
+        priors.append(Prior(seconds, LATENCY_SD if current["overhead"] else 2 * LATENCY_SD))
     elif overhead:
         notes.append(
-            f"the overhead per message was not fitted: it keeps the value in the file, {given['overhead'] * 1e6:.4g} "
+            f"the overhead per message was not fitted: it keeps the value in the file, {current['overhead'] * 1e6:.4g} "
             "us, and the rest of the measured time is attributed to latency. Only measurements with concurrent "
             "messages, such as an all-to-all whose algorithm is specified, can distinguish overhead from latency"
         )
@@ -290,20 +290,20 @@ def _fit(
 
 def _shape(cluster: Cluster, rows: Sequence[LinkRow]) -> tuple[Shape | None, list[str]]:
     """Determine frames and bursts from one-way messages between two hosts, unless the file sets them."""
-    own = [r for r in rows if (r.link_class, r.row.operation, r.row.n_pairs) == ("between", "one_way", 1)]
+    single = [r for r in rows if (r.link_class, r.row.operation, r.row.n_pairs) == ("between", "one_way", 1)]
     ends = reference_ends(cluster, "between")
-    told = cluster.details is not None and (cluster.details.frame_header + cluster.details.burst).any()
-    if ends is None or told or len({r.row.nbytes for r in own}) < LEAST_SIZES:
+    is_set = cluster.details is not None and (cluster.details.frame_header + cluster.details.burst).any()
+    if ends is None or is_set or len({r.row.nbytes for r in single}) < LEAST_SIZES:
         return None, []
     wire = float(cluster.link_bandwidth[cluster.routes([ends[0]], [ends[1]])[0]].min())
-    nbytes, seconds = (np.array([getattr(r.row, name) for r in own], dtype=float) for name in ("nbytes", "median_s"))
+    nbytes, seconds = (np.array([getattr(r.row, name) for r in single], dtype=float) for name in ("nbytes", "median_s"))
     shape, plain = find_shape(nbytes, seconds, wire)
     if shape is plain:
         return None, []
     kind = next((name for name, frame in FRAMES.items() if frame == (shape.header, shape.payload)), "")
-    found = [kind, f"a burst of {shape.burst:.4g} B" if shape.burst else ""]
+    parts = [kind, f"a burst of {shape.burst:.4g} B" if shape.burst else ""]
     return shape, [
-        f"links between hosts: {' and '.join(part for part in found if part)}, found in one-way messages (AICc "
+        f"links between hosts: {' and '.join(part for part in parts if part)}, found in one-way messages (AICc "
         f"{shape.criterion:.1f}; with latency and bandwidth alone {plain.criterion:.1f})"
     ]
 
@@ -312,14 +312,14 @@ def _check_sizes(cluster: Cluster, rows: Sequence[LinkRow]) -> None:
     """Raise ConfigError if a class of links has a single size, unless it is so large that latency is negligible."""
     for link_class in dict.fromkeys(row.link_class for row in rows):
         cases = [row for row in rows if row.link_class == link_class]
-        own = [row.row for row in cases]
-        if len({row.nbytes for row in own}) < 2:
+        measured = [row.row for row in cases]
+        if len({row.nbytes for row in measured}) < 2:
             parts = cases[0].case.parts(cluster)
-            if parts.per_message < LATENCY_SHARE * min(row.median_s for row in own):
+            if parts.per_message < LATENCY_SHARE * min(row.median_s for row in measured):
                 continue
             hosts = "between hosts" if link_class == "between" else "inside a host"
             raise ConfigError(
-                f"calibration: links {hosts}: a single size ({own[0].operation} of {own[0].nbytes} bytes) "
+                f"calibration: links {hosts}: a single size ({measured[0].operation} of {measured[0].nbytes} bytes) "
                 "cannot determine both bandwidth and latency; measure one_way at two or more sizes, such as 8 B and "
                 "16 MiB"
             )
@@ -348,9 +348,9 @@ def _tells_overhead(
         moved = begin.copy()
         moved[i] += step
         columns.append((np.log(_times(cluster, rows, everything, np.exp(moved))) - base) / step)
-    others, own = np.stack(columns[:-1], axis=1), columns[-1]
-    rest = own - others @ np.linalg.lstsq(others, own, rcond=None)[0]
-    length = float(np.linalg.norm(own))
+    others, effect = np.stack(columns[:-1], axis=1), columns[-1]
+    rest = effect - others @ np.linalg.lstsq(others, effect, rcond=None)[0]
+    length = float(np.linalg.norm(effect))
     return length > 0.0 and float(np.linalg.norm(rest)) > DISTINCT * length
 
 

@@ -156,9 +156,9 @@ def spread_of(squares: float, n_rows: int, n_parameters: float) -> tuple[float, 
         weight = NOISE_WEIGHT * (NOISE / large) ** 2
         dof = max(seen, 1.0) + weight
         return math.sqrt((squares + weight * NOISE**2) / dof), dof
-    own = max(math.sqrt(squares / seen), LEAST) if seen > 1e-6 else NOISE
+    estimate = max(math.sqrt(squares / seen), LEAST) if seen > 1e-6 else NOISE
     dof = seen + NOISE_WEIGHT
-    return math.exp((seen * math.log(own) + NOISE_WEIGHT * math.log(NOISE)) / dof), dof
+    return math.exp((seen * math.log(estimate) + NOISE_WEIGHT * math.log(NOISE)) / dof), dof
 
 
 def fit_logs(
@@ -198,7 +198,7 @@ def fit_logs(
     least, ends = begin - REACH, np.minimum(begin + REACH, ceiling)
     point = np.minimum(begin, ends - 1e-6)
     for _ in range(ROUNDS if len(measured) >= LEAST_ROWS else 1):
-        found = least_squares(
+        solution = least_squares(
             residuals,
             point,
             loss="soft_l1",
@@ -208,20 +208,20 @@ def fit_logs(
             xtol=1e-10,
             ftol=1e-10,
         )
-        point, errors = np.minimum(found.x, ends - 1e-9), residuals(found.x)[: len(measured)]
+        point, errors = np.minimum(solution.x, ends - 1e-9), residuals(solution.x)[: len(measured)]
         if len(measured) >= LEAST_ROWS:
             relative, absolute = fit_noise(errors / counts, measured)
             counts = relative / scatter(measured, relative, absolute)
-    errors = residuals(found.x)[: len(measured)]
-    known = found.jac[: len(measured)]
-    n_told = float(np.trace(np.linalg.solve(known.T @ known + np.diag(weight**2), known.T @ known)))
-    spread, dof = spread_of(2.0 * robust_cost(errors), len(measured), n_told)
+    errors = residuals(solution.x)[: len(measured)]
+    jacobian = solution.jac[: len(measured)]
+    n_determined = float(np.trace(np.linalg.solve(jacobian.T @ jacobian + np.diag(weight**2), jacobian.T @ jacobian)))
+    spread, dof = spread_of(2.0 * robust_cost(errors), len(measured), n_determined)
     prior = (spread / np.array([prior.sd for prior in priors])) ** 2
-    unit = np.linalg.inv(known.T @ known + np.diag(prior))
+    unit = np.linalg.inv(jacobian.T @ jacobian + np.diag(prior))
     informed = 1.0 - np.clip(np.diag(unit) * prior, 0.0, 1.0)
     covariance = np.asarray(spread**2 * unit)
     bounds = tuple(zip(np.exp(least).tolist(), np.exp(ends).tolist(), strict=True))
-    parts = (np.asarray(found.x), covariance, spread, dof, errors / counts, informed)
+    parts = (np.asarray(solution.x), covariance, spread, dof, errors / counts, informed)
     return LogFit(tuple(names), *parts, tuple(priors), bounds, absolute)
 
 

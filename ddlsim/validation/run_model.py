@@ -67,8 +67,8 @@ class RunModel:
         compute, latency, bandwidth   factors of the compute time, of latencies and overheads, of the links' bandwidths
         jitter                        coefficient of variation of the compute time, instead of the experiment's
         """
-        known = current_parameters(self.cluster)  # a part of the cluster may lack a class of links
-        links = {name: value for name, value in fitted.links.items() if name in known}
+        current = current_parameters(self.cluster)  # a part of the cluster may lack a class of links
+        links = {name: value for name, value in fitted.links.items() if name in current}
         cluster = with_parameters(self.cluster, links)
         if latency != 1.0 or bandwidth != 1.0:
             cluster = dataclasses.replace(
@@ -97,9 +97,9 @@ class RunModel:
     @property
     def parameters(self) -> dict[str, float]:
         """Parameters of the links before any fit, for the classes that the run uses."""
-        known = current_parameters(self.cluster)
+        current = current_parameters(self.cluster)
         names = [f"{c}.{quantity}" for c in self.link_classes for quantity in ("latency", "bandwidth")]
-        return {name: known[name] for name in names if name in known and math.isfinite(known[name])}
+        return {name: current[name] for name in names if name in current and math.isfinite(current[name])}
 
 
 def make_run_model(
@@ -154,20 +154,20 @@ def make_run_model(
 
 def strategy_in(measured: MeasuredRun, default: Strategy) -> Strategy:
     """Return the strategy in the run's columns; empty ones take the default's values."""
-    given = {name: getattr(measured, name) for name in ("algorithm", "overlap", "cost")}
-    options = {name: value for name, value in given.items() if value is not None}
-    made = default
+    cells = {name: getattr(measured, name) for name in ("algorithm", "overlap", "cost")}
+    options = {name: value for name, value in cells.items() if value is not None}
+    base = default
     if measured.strategy is not None:
         try:
             named = strategy_of(measured.strategy, measured.strategy)
         except ConfigError as error:
             raise ConfigError(f"column strategy: {error}") from None
-        made = default if type(named) is type(default) and named == type(named)() else named
-    known: set[str] = {f.name for f in dataclasses.fields(made)} if dataclasses.is_dataclass(made) else set()
+        base = default if type(named) is type(default) and named == type(named)() else named
+    names: set[str] = {f.name for f in dataclasses.fields(base)} if dataclasses.is_dataclass(base) else set()
     for name in options:
-        if name not in known:
-            raise ConfigError(f"column {name}: {type(made).__name__} has no setting of this name; leave the cell empty")
-    return dataclasses.replace(made, **options) if dataclasses.is_dataclass(made) else made
+        if name not in names:
+            raise ConfigError(f"column {name}: {type(base).__name__} has no setting of this name; leave the cell empty")
+    return dataclasses.replace(base, **options) if dataclasses.is_dataclass(base) else base
 
 
 def _placed(cluster: Cluster, measured: MeasuredRun) -> tuple[Cluster, list[int]]:

@@ -83,8 +83,8 @@ class MeasuredRun:
 
     def cells(self) -> dict[str, float | int | str | None]:
         """Return the value of each column, to which conditions are applied."""
-        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name in COLUMNS}
-        return {**found, "step_time": self.step_time}
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name in COLUMNS}
+        return {**values, "step_time": self.step_time}
 
 
 @checked
@@ -115,7 +115,7 @@ def read_runs(
 
 
 def _columns(head: list[str], place: str) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+    columns: list[tuple[str, str]] = []
     check_separator(head, place)
     for text in head:
         match = _HEAD.fullmatch(text)
@@ -124,10 +124,10 @@ def _columns(head: list[str], place: str) -> list[tuple[str, str]]:
         name, unit = match[1], match[2] or match[3] or ""
         if unit and name not in ("throughput", "step_time"):
             raise ConfigError(f"{place}: column {shown(text)}: {name} takes no unit; remove the unit")
-        if any(name == other for other, _ in found):
+        if any(name == other for other, _ in columns):
             raise ConfigError(f"{place}: column {name!r} occurs twice; remove one")
-        found.append((name, unit))
-    names = [name for name, _ in found]
+        columns.append((name, unit))
+    names = [name for name, _ in columns]
     for name in ("workers", "batch_size"):
         if name not in names:
             raise ConfigError(f"{place}: column {name!r} is missing; add it")
@@ -140,7 +140,7 @@ def _columns(head: list[str], place: str) -> list[tuple[str, str]]:
             f"{place}: column 'model' is missing; tokens_per_s requires the sequence length of the model; add the "
             "column"
         )
-    return found
+    return columns
 
 
 def _run(columns: list[tuple[str, str]], cells: list[str], place: str, shared: bool) -> MeasuredRun:
@@ -148,7 +148,7 @@ def _run(columns: list[tuple[str, str]], cells: list[str], place: str, shared: b
         raise ConfigError(
             f"{place}: found {len(cells)} cells for {len(columns)} columns; quote strings that contain commas"
         )
-    whole: dict[str, int] = {}
+    integers: dict[str, int] = {}
     rates: dict[str, float] = {}
     words: dict[str, str] = {}
     for (name, unit), cell in zip(columns, cells, strict=True):
@@ -161,15 +161,15 @@ def _run(columns: list[tuple[str, str]], cells: list[str], place: str, shared: b
         elif name in NUMBERS:
             if not re.fullmatch(r"[-+]?[0-9]{1,9}", cell):
                 raise ConfigError(f"{where}: {shown(cell)} must be an integer of at most nine digits")
-            whole[name] = int(cell)
+            integers[name] = int(cell)
         else:
             words[name] = cell
     make: Callable[..., MeasuredRun] = MeasuredRun
-    given: Mapping[str, object] = {**whole, **words}
+    settings: Mapping[str, object] = {**integers, **words}
     try:
         if "strategy" in words:
             shared = contract.of(strategy_of(words["strategy"], "column strategy")).shares_batch
-        run = make(**given, throughput=1.0, place=place, shared_batch=shared)
+        run = make(**settings, throughput=1.0, place=place, shared_batch=shared)
         if "tokens_per_s" in rates:
             if not run.model:
                 raise ConfigError(

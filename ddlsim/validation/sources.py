@@ -41,42 +41,42 @@ def read_sources(
     Raises ConfigError with file, line and reason for an invalid file, for a file that is listed twice, without any
     item, and for a value or a reader that no file needs.
     """
-    found = Sources()
-    said: dict[str, object] = {"operation": operation, "n_ranks": n_ranks, "n_hosts": n_hosts, "model": model}
-    said |= {"reader": reader, "version": version or None}
-    given = [name for name, value in said.items() if value is not None]
-    facts: dict[str, object] = {name: said[name] for name in ("operation", "n_ranks") if name in given}
+    sources = Sources()
+    settings: dict[str, object] = {"operation": operation, "n_ranks": n_ranks, "n_hosts": n_hosts, "model": model}
+    settings |= {"reader": reader, "version": version or None}
+    names = [name for name, value in settings.items() if value is not None]
+    facts: dict[str, object] = {name: settings[name] for name in ("operation", "n_ranks") if name in names}
     used: set[str] = set()
     for item in items:
         if isinstance(item, Measurement):
-            found.rows.append(item)
+            sources.rows.append(item)
             continue
         path = Path(item)
-        if path in map(Path, found.sources):
+        if path in map(Path, sources.sources):
             raise ConfigError(f"{path}: is listed twice, so its measurements would count twice; leave one out")
-        found.sources.append(str(item))
+        sources.sources.append(str(item))
         if not os.path.exists(path):
             raise ConfigError(
                 f"{path}: no such file or folder; use a folder written by python -m ddlsim.measure, or a log file"
             )
         if path.is_dir() or path.suffix == ".jsonl" or _is_table(path):
-            found.rows += read_measurements(path)
+            sources.rows += read_measurements(path)
         else:
             kind = ""
             with suppress(ConfigError):
                 kind = detect_kind(path)
-            own = {name: value for name, value in facts.items() if kind and name in facts_of(kind)}
-            used |= {*own, "n_hosts", "model", "" if kind else "reader"}
-            n_before = len(found.rows)
-            _read_other(path, found, n_hosts, model, None if kind else reader, own, version or "")
-            used |= {"version"} if len(found.rows) > n_before else set()
-    for name in (name for name in given if name not in used):
+            file_facts = {name: value for name, value in facts.items() if kind and name in facts_of(kind)}
+            used |= {*file_facts, "n_hosts", "model", "" if kind else "reader"}
+            n_before = len(sources.rows)
+            _read_other(path, sources, n_hosts, model, None if kind else reader, file_facts, version or "")
+            used |= {"version"} if len(sources.rows) > n_before else set()
+    for name in (name for name in names if name not in used):
         option = {"n_hosts": "hosts", "n_ranks": "ranks", "version": "software"}.get(name, name)
         why = "ddlsim reads all files" if name == "reader" else "all files already contain this value"
         raise ConfigError(f"calibration: {name} (--{option}) has no effect, because {why}; leave it out")
-    if not (found.rows or found.step_times):
+    if not (sources.rows or sources.step_times):
         raise ConfigError("calibration: no measurements; use a folder written by python -m ddlsim.measure")
-    return found
+    return sources
 
 
 def _is_table(path: Path) -> bool:
@@ -89,23 +89,23 @@ def _is_table(path: Path) -> bool:
 
 
 def _read_other(
-    path: Path, found: Sources, n_hosts: int | None, model: str | None, reader: Reader | None,
+    path: Path, sources: Sources, n_hosts: int | None, model: str | None, reader: Reader | None,
     facts: Mapping[str, object], version: str,
 ) -> None:  # fmt: skip
     content = read_any(path, facts=facts) if reader is None else reader(path)
-    found.notes += read_text(path, log=True).notes
+    sources.notes += read_text(path, log=True).notes
     if isinstance(content, KinetoTrace):
-        found.step_times += [step.seconds for step in content.steps]
+        sources.step_times += [step.seconds for step in content.steps]
         content = content.collectives
     if not isinstance(content, tuple):
         raise ConfigError(
             f"{path}: is a {type(content).__name__}, which contains nothing to calibrate with; leave the file out"
         )
-    left_out, n_before = LeftOut(ConfigError), len(found.rows)
+    left_out, n_before = LeftOut(ConfigError), len(sources.rows)
     for timing in content:
         with left_out:
-            found.rows += to_measurements([timing], n_hosts=n_hosts, model=model, version=version)
+            sources.rows += to_measurements([timing], n_hosts=n_hosts, model=model, version=version)
     if refused := left_out.errors:
-        if len(found.rows) == n_before and not found.step_times:
+        if len(sources.rows) == n_before and not sources.step_times:
             raise refused[0]
-        found.notes.append(f"{path}: {len(refused)} invalid rows were ignored; first error: {refused[0]}")
+        sources.notes.append(f"{path}: {len(refused)} invalid rows were ignored; first error: {refused[0]}")

@@ -175,12 +175,12 @@ def calibrate_stack(
     t distribution, given the number of runs and of fitted values. Raises ConfigError for runs that cannot be simulated,
     and for models whose times do not depend on the stack.
     """
-    base = known = load_stack(stack)
+    base = start = load_stack(stack)
     measured, collectives = read_stack_sources(runs, cluster, strategy, batch_size)
     calls = fit_calls(collectives, cluster, base)
     if calls is not None:
-        known = _with_numbers(base, calls.names, np.exp(calls.logs))
-    experiments = {run: experiment_of(run, known, cluster, model, measured) for run in measured}
+        start = _with_numbers(base, calls.names, np.exp(calls.logs))
+    experiments = {run: experiment_of(run, start, cluster, model, measured) for run in measured}
     alone = tuple(run for run in measured if experiments[run].workers == 1 and experiments[run].compute is not None)
     measured = [run for run in measured if run not in alone]
     if alone and not measured and calls is None:
@@ -188,9 +188,9 @@ def calibrate_stack(
             f"{alone[0].place}: the times of single-worker runs of this model do not depend on the stack; add runs "
             "with several workers"
         )
-    fitting = _Fitting([experiments[run] for run in measured], measured, known)
+    fitting = _Fitting([experiments[run] for run in measured], measured, start)
     fit, left_out = fitting.best([name for name in FITTED if calls is None or name != "call_time"])
-    fitted = _with_numbers(known, fit.names, np.exp(fit.logs))
+    fitted = _with_numbers(start, fit.names, np.exp(fit.logs))
     if measured:
         half, workers = min(_half_width(fit), MOST_HALF), [run.workers for run in measured]
         devices = {device.name for run in measured if (device := prepare(experiments[run]).workloads[0].device)}
@@ -202,7 +202,7 @@ def calibrate_stack(
             spread=(float(f"{math.exp(-half):.4g}"), round(math.exp(half), 4)),
         )
     predicted = tuple((1.0 / fitting.times(fitted)).tolist())
-    warnings = tuple(f"{run.place}: {said}" for run, each in experiments.items() for said in prepare(each).warnings)
+    warnings = tuple(f"{run.place}: {text}" for run in experiments for text in prepare(experiments[run]).warnings)
     return StackFit(fitted, base, tuple(measured), predicted, fit, calls, left_out, alone, warnings)
 
 
@@ -243,14 +243,14 @@ def experiment_of(
         workload = prepare(experiment).workloads[0]
         if workload.by_kernel and not workload.known:
             return experiment
-        alone = [each for each in beside if each.workers == 1 and _trained(each) == _trained(run)]
+        alone = [other for other in beside if other.workers == 1 and _trained(other) == _trained(run)]
         if not alone:
             raise ConfigError(
                 f"{workload.basis}: this time does not depend on the stack; leave the run out, or add single-worker "
                 "runs, from which the fixed times of the stack can be derived"
             )
-        passes = [each.step_time / each.accumulation for each in alone]
-        experiment = experiment.with_(compute=fit_compute("", [each.batch_size for each in alone], passes).compute)
+        passes = [other.step_time / other.accumulation for other in alone]
+        experiment = experiment.with_(compute=fit_compute("", [other.batch_size for other in alone], passes).compute)
         prepare(experiment)  # raises for another batch size
     except DdlsimError as error:
         raise type(error)(f"{run.place}: {error}") from None
@@ -293,14 +293,14 @@ class _Fitting:
         while self.runs:
             point = {name: fit.values.get(name, self._prior(name).value) for name in names}
             columns = dict(zip(names, self._slopes(names, np.array(list(point.values())))[2], strict=True))
-            told = [name for name in names if name not in fit.names and self._tells(name, columns, fit.names)]
+            usable = [name for name in names if name not in fit.names and self._tells(name, columns, fit.names)]
             reasons = {
-                name: "these runs do not need it" if name in told else REMEDIES[name]
+                name: "these runs do not need it" if name in usable else REMEDIES[name]
                 for name in names
                 if name not in fit.names
             }
-            tried = [self._fitted((*fit.names, name)) for name in (told[:1] if told[:1] == ["gemm"] else told)]
-            better = [each for each in tried if each.names == ("gemm",) or _is_better(each, fit)]
+            tried = [self._fitted((*fit.names, name)) for name in (usable[:1] if usable[:1] == ["gemm"] else usable)]
+            better = [trial for trial in tried if trial.names == ("gemm",) or _is_better(trial, fit)]
             if not better:
                 break
             fit = min(better, key=_half_width)
@@ -309,13 +309,13 @@ class _Fitting:
     def _tells(self, name: str, columns: Mapping[str, Floats], others: Sequence[str]) -> bool:
         """Return whether a value affects the measurements differently from `others` or, without any, from the device's
         speed."""
-        own = columns[name] / self.seconds
-        if not own.any() or len(others) + (name == "elementwise") >= len(own):
+        effect = columns[name] / self.seconds
+        if not effect.any() or len(others) + (name == "elementwise") >= len(effect):
             return False
         speed = [self.seconds] if name in FIXED else []
-        beside = np.array([columns[other] for other in others] or speed or [0.0 * own]) / self.seconds
-        rest = own - beside.T @ np.linalg.lstsq(beside.T, own, rcond=None)[0]
-        return float(np.linalg.norm(rest)) > DISTINCT * float(np.linalg.norm(own))
+        beside = np.array([columns[other] for other in others] or speed or [0.0 * effect]) / self.seconds
+        rest = effect - beside.T @ np.linalg.lstsq(beside.T, effect, rcond=None)[0]
+        return float(np.linalg.norm(rest)) > DISTINCT * float(np.linalg.norm(effect))
 
     def _prior(self, name: str) -> Prior:
         return Prior(getattr(self.base, name) or FIXED[name][0], FITTED[name])
@@ -389,14 +389,14 @@ def read_stack_sources(
             collectives.append(source)
         elif Path(source).suffix == ".csv":
             runs += read_runs(source)
-        elif isinstance(found := read_any(source), KinetoTrace):
-            kineto[str(source)] = found
-        elif not isinstance(found, Plan):
+        elif isinstance(content := read_any(source), KinetoTrace):
+            kineto[str(source)] = content
+        elif not isinstance(content, Plan):
             collectives += read_sources([source], n_hosts=alone).rows
         elif machine is None:
             raise ConfigError(f"{source}: contains communication, which requires a cluster; set cluster=")
         else:
-            traced[str(source)] = found.n_ranks, found.execute(machine).seconds / found.n_steps, 0
+            traced[str(source)] = content.n_ranks, content.execute(machine).seconds / content.n_steps, 0
     for path, first in list(kineto.items())[:1]:
         steps = [step.seconds for trace in kineto.values() for step in trace.steps]
         if not steps:
@@ -404,8 +404,8 @@ def read_stack_sources(
         traced[path] = first.n_ranks, float(np.median(steps)), first.batch_size
         if len(kineto) == first.n_ranks > 1 and machine is not None:  # otherwise times include waiting for other ranks
             widest = int(np.bincount(machine.host_of[machine.workers]).max())
-            known = [t for t in fastest_over_ranks(list(kineto.values())) if t.nbytes and t.operation in COLLECTIVES]
-            collectives += [m for t in known for m in to_measurements([t], n_hosts=-(-t.n_ranks // widest))]
+            timings = [t for t in fastest_over_ranks(list(kineto.values())) if t.nbytes and t.operation in COLLECTIVES]
+            collectives += [m for t in timings for m in to_measurements([t], n_hosts=-(-t.n_ranks // widest))]
     if not traced and (strategy is not None or batch_size is not None):
         raise ConfigError(
             "strategy and batch_size apply only to traces, but no trace was given; remove them (for runs, they are "
