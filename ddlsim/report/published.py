@@ -70,8 +70,7 @@ class Comparison(NamedTuple):
 def nearest(result: Result) -> Comparison | None:
     """Return the nearest published run of a transformer of at most twice or half the size on the same kind of device.
 
-    None if there is none, and for models with experts, which no row has. The distance is a weighted sum of log ratios;
-    that of GPUs counts a quarter of parameters'.
+    None if there is none, and for experts. The distance is a weighted sum of log ratios; that of GPUs counts a quarter.
     """
     workload, tokens = result.workloads[0], result.workloads[0].model.tokens
     device = workload.device

@@ -506,8 +506,7 @@ def _summary(rows: Sequence[ComparedRun]) -> Summary:
     with needs("scipy"):
         from scipy.stats import kendalltau
 
-    ratios = np.array([row.predicted / row.run.throughput for row in rows])
-    errors = ratios - 1.0
+    errors = (ratios := np.array([row.predicted / row.run.throughput for row in rows])) - 1.0
     known = [row for row in rows if row.interval is not None]
     inside = sum(row.interval is not None and row.run.throughput in row.interval for row in known)
     tau = math.nan
