@@ -132,9 +132,7 @@ def _columns(head: list[str], place: str) -> list[tuple[str, str]]:
         if name not in names:
             raise ConfigError(f"{place}: column {name!r} is missing; add it")
     if sum(name in names for name in RATES) != 1:
-        raise ConfigError(
-            f"{place}: the table must have exactly one of the columns {', '.join(RATES)}, such as 'step_time (ms)'"
-        )
+        raise ConfigError(f"{place}: must have exactly one of the columns {', '.join(RATES)}, such as 'step_time (ms)'")
     if "tokens_per_s" in names and "model" not in names:
         raise ConfigError(
             f"{place}: column 'model' is missing; tokens_per_s requires the sequence length of the model; add the "

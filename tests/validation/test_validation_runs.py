@@ -303,7 +303,7 @@ def test_units_stand_in_the_head_or_in_the_cells(tmp_path, text):
         ("workers,throughput (images/s)\n4,5\n", "line 1: column 'batch_size' is missing"),
         (
             "workers,batch_size\n4,5\n",
-            "line 1: the table must have exactly one of the columns throughput, tokens_per_s, step_time",
+            "line 1: must have exactly one of the columns throughput, tokens_per_s, step_time",
         ),
         ("workers (n),batch_size,step_time (s)\n4,5,1\n", r"column 'workers \(n\)': workers takes no unit"),
         ("workers,workers,batch_size,step_time (s)\n4,4,5,1\n", "column 'workers' occurs twice"),
