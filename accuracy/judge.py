@@ -41,6 +41,7 @@ from ddlsim import (
     load_cluster,
     load_device,
     load_model,
+    load_stack,
     simulate,
 )
 from ddlsim.errors import listed, nearest, shown
@@ -357,13 +358,17 @@ def _bridge(row: Row) -> tuple[float, float | None]:
     if shard and tensor * pipeline > 1 and (pipeline > 1 or shard != data):
         raise UnsupportedError(f"fsdp = {shard}: in layouts, FSDP is only simulated if tensor x fsdp = gpus")
 
+    chunks, release = _chunks(row, "virtual", pipeline), row.get("release", "")
+    if release != "" and not (isinstance(release, float) and RELEASES[0] <= release <= RELEASES[1]):
+        row.notes.append(f"release = {shown(release)}: simulated as {load_stack('megatron').release}")
+
     def simulated(strategy: Any) -> Result:
         return _run(row, cluster, model, strategy, batch, gpus, "megatron", precision=precision, **options)
 
     def run(recompute: str) -> Result:
         if shard and tensor == 1:
             return simulated(FSDP(micro_batch=micro_batch, shard=shard if shard < gpus else None, recompute=recompute))
-        layout = _megatron(micro_batch, gpus, tensor, pipeline, _size(row, "virtual"), recompute)
+        layout = _megatron(micro_batch, gpus, tensor, pipeline, chunks, recompute)
         if shard:
             layout = replace(layout, sharded="full", overlap="ddp")
         return _split(row, simulated, layout)
@@ -371,11 +376,22 @@ def _bridge(row: Row) -> tuple[float, float | None]:
     return _fitting(run) * _count(row, "sequence") / gpus, None
 
 
+#: first and last release that stack megatron describes; they differ only in launches, which large models hide
+RELEASES = (25.03, 26.02)
+
+
+def _chunks(row: Row, name: str, pipeline: int) -> int:
+    """Return the number of chunks per stage: 1 without a pipeline."""
+    if pipeline == 1 < (chunks := _size(row, name)):
+        row.notes.append(f"{name} = {chunks}: has no effect without a pipeline")
+    return chunks if pipeline > 1 else 1
+
+
 def _megatron(micro_batch: int, gpus: int, tensor: int, pipeline: int, chunks: int, recompute: str) -> Parallel:
     """Return a layout as Megatron Core runs it: distributed optimizer, everything overlapped."""
     return Parallel(
         tensor=tensor, pipeline=pipeline, data=gpus // (tensor * pipeline), micro_batch=micro_batch,
-        interleave=chunks if pipeline > 1 else 1, sequence=tensor > 1, tp_comm_overlap=tensor > 1,
+        interleave=chunks, sequence=tensor > 1, tp_comm_overlap=tensor > 1,
         cut="layers" if pipeline > 1 else "balanced", sharded=True, overlap="megatron", recompute=recompute,  # type: ignore[arg-type]
     )  # fmt: skip
 
@@ -405,7 +421,9 @@ def _nvidia(row: Row, column: str, gpus: int) -> tuple[str, dict[str, str]]:
     own = {"h100": "h100", "b200": "b200", "b300": "b300", "a100-40g": "a100", "a100-80g": "a100"}
     alike = {"h800": "h100", "h200": "h100", "h20": "h100", "h100-96g-500w": "h100"}
     if device not in own and device not in alike:
-        raise UnsupportedError(f"{column} = {shown(row[column])}: no bundled cluster of machines with {device}")
+        raise UnsupportedError(f"{column} = {shown(row[column])}: no bundled DGX or NVL72 cluster with {device}")
+    if device == "h800":
+        row.notes.append("simulated with the links of dgx-h100-pod")
     cluster = f"dgx-{(own | alike)[device]}-pod"
     # Megatron's groups of ranks are in the same places in each unit
     unit = 160 if cluster == "dgx-a100-pod" else 256
@@ -415,7 +433,8 @@ def _nvidia(row: Row, column: str, gpus: int) -> tuple[str, dict[str, str]]:
 
 #: devices -> clusters of cloud machines with 8 of them; others with an all-to-all NVLink run on roce-h100
 TORCHTITAN = {"h100-96g-500w": "hgx-h100-96g", "a100-80g": "roce-a100-80g", "a100-40g": "roce-a100-40g"}
-EIGHT = ("h100", "h200", "h800", "h20", "b200", "b300", "mi300x", "mi355x", *TORCHTITAN)
+OTHER_LINKS = ("h800", "b200", "b300", "mi300x", "mi355x")
+EIGHT = ("h100", "h200", "h20", *OTHER_LINKS, *TORCHTITAN)
 
 
 def _cloud(row: Row, gpus: int) -> tuple[str, str]:
@@ -425,8 +444,8 @@ def _cloud(row: Row, gpus: int) -> tuple[str, str]:
         return _nvidia(row, "system", gpus)[0], device
     if device not in EIGHT:
         raise UnsupportedError(f"system = {shown(row['system'])}: no bundled cluster of cloud machines with 8 {device}")
-    if device.startswith("mi"):
-        row.notes.append("simulated with the network of roce-h100")
+    if device in OTHER_LINKS:
+        row.notes.append("simulated with the links of roce-h100")
     return f"{TORCHTITAN.get(device, 'roce-h100')}+n_hosts={-(-gpus // 8)}", device
 
 
@@ -595,7 +614,6 @@ def _large(row: Row) -> tuple[float, float | None]:
     """Large runs of Megatron and DeepSpeed: on Selene's A100, and on DGX with Hopper and newer GPUs."""
     _check(row)
     gpus, tensor, pipeline = _count(row, "gpus"), _size(row, "tensor"), _size(row, "pipeline")
-    interleave = _size(row, "interleave")
     micro_batch, batch, data = _count(row, "micro"), _count(row, "batch"), _replicas(row, tensor * pipeline)
     framework = _plain(row.get("framework", ""))
     device, recompute, options = _device(row, "machine"), _word(row, "recompute", LAYOUT_RECOMPUTE), {}
@@ -604,6 +622,7 @@ def _large(row: Row) -> tuple[float, float | None]:
         row.notes.append(f"framework = {shown(row.get('framework', ''))}: simulated as Megatron")
     if is_a100:
         # its runs of this size, MT-NLG and BLOOM, are in bf16 (arXiv:2201.11990, section 2.3; arXiv:2211.05100, 3.4.3)
+        interleave = _size(row, "interleave")
         cluster, stack = f"selene+n_leaves={8 * -(-gpus // 160)}", "megatron-2021" + "@deepspeed-bf16" * deepspeed
         options = {"precision": "bf16" if deepspeed else "fp16"} | _on_cluster("selene", device)
         strategy = Parallel(
@@ -612,6 +631,7 @@ def _large(row: Row) -> tuple[float, float | None]:
             p2p="in turns" if deepspeed and interleave == 1 else "exchange",
         )  # fmt: skip
     else:
+        interleave = _chunks(row, "interleave", pipeline)
         stack, (cluster, options) = "megatron", _nvidia(row, "machine", gpus)
         strategy = _megatron(micro_batch, gpus, tensor, pipeline, interleave, recompute)
     model = _model(row)

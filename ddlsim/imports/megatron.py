@@ -18,7 +18,7 @@ from ddlsim.imports.decoders import Read, decoder_table
 from ddlsim.imports.json_values import Node
 from ddlsim.imports.text import SourceText
 
-_SCRIPT = re.compile(r"--num[-_]layers\b")
+_SCRIPT = re.compile(r"--num[-_](?:layers|attention[-_]heads)\b")
 _PRINTED = re.compile(r"\b([a-z]\w+)['\"]?[ \t]*(?:\.{2,}|=|:)[ \t]*['\"]?([^\s,)'\"}]+)")
 #: an assignment in a script, of a word or a quoted string
 _ASSIGNED = re.compile(r"(?m)^[ \t]*(?:export[ \t]+|local[ \t]+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s;&|(]+)")

@@ -2,7 +2,7 @@
 
 =================================  ==================================================================================
 a configuration of transformers    JSON with ``model_type`` or ``architectures``; also a folder with a ``config.json``
-arguments of Megatron-LM           a text with ``--num-layers``, or ``num_layers`` and ``hidden_size`` with their values
+arguments of Megatron-LM           ``--num-layers`` or similar, or ``num_layers`` and ``hidden_size`` with their values
 a table of tensors                 JSON, CSV with the columns name and shape, or the header of ``.safetensors``
 =================================  ==================================================================================
 

@@ -18,6 +18,7 @@ from ddlsim.errors import ConfigError, shown
 from ddlsim.imports.json_values import Node
 from ddlsim.imports.text import SourceText
 from ddlsim.plain import check_separator
+from ddlsim.readable import count
 from ddlsim.workload.layer_rules import MAX_DIMS, MAX_PARAMETERS
 from ddlsim.workload.model import Layer, Model
 from ddlsim.workload.precision import FP32_NBYTES
@@ -109,10 +110,10 @@ def _model(entries: Iterable[Node], path: Path) -> Model:
             raise entry.error(f"{n_params:.3g} parameters up to {shown(name)}; correct the sizes")
     if not modules:
         raise ConfigError(f"{path}: no learned tensor found; list at least one, with its name and shape")
-    guess = f"the work of {n_estimated} tensors is estimated as 2 FLOPs per parameter per sample; "
+    guess = f"the work of {count(n_estimated, 'tensor')} is estimated as 2 FLOPs per parameter per sample; "
     notes = [f"{path.stem}: {guess * (n_estimated > 0)}activations are unknown and not included in memory and traffic"]
     if n_skipped:
-        notes.append(f"{path.stem}: skipped {n_skipped} tensors that are running statistics or not floating-point")
+        notes.append(f"{path.stem}: skipped {count(n_skipped, 'tensor')}: running statistics, or not floating-point")
     layers = tuple(_layer(name or "top", group, first=i == 0) for i, (name, group) in enumerate(modules.items()))
     return Model(path.stem, "", (1,), layers, trainable=False, sources=(str(path),), notes=tuple(notes))
 

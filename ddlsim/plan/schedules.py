@@ -21,6 +21,7 @@ from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.network import schedule_time
 from ddlsim.plan.plan import KINDS, PUSH_PULL, ROOTED, Ints, Plan
+from ddlsim.readable import si
 from ddlsim.ties import tie
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class MemberSchedules:
             if isinstance(size, Choice) and self.of_nccl:
                 said = f"nccl: {size.algorithm} with {size.protocol} for "
                 if not any(note.startswith(said) for note in self.notes):
-                    self.notes.append(f"{said}{nbytes / 1e6:.3g} MB")
+                    self.notes.append(f"{said}{si(nbytes, 'B', 3)}")
             if automatic and self.cluster is not None:
                 algorithm = fastest(self.cluster, self.nodes, self.order, nbytes, self.notes)
             make: Callable[..., Schedule] = _built if len(self.order) <= MANY else _built_of_many
@@ -220,6 +221,5 @@ def fastest(cluster: Cluster, nodes: Sequence[int], order: Ints, nbytes: float, 
         time(f"hierarchical({', '.join(chosen[:n_levels])})")
     least = min(times.values())
     best = min(name for name, seconds in times.items() if tie(seconds, least))
-    megabytes, milliseconds = nbytes / 1e6, times[best] * 1e3
-    notes.append(f"auto: {best} is the fastest algorithm for {megabytes:.3g} MB ({milliseconds:.4g} ms)")
+    notes.append(f"auto: {best} is the fastest algorithm for {si(nbytes, 'B', 3)} ({times[best] * 1e3:.4g} ms)")
     return best

@@ -70,11 +70,12 @@ class Comparison(NamedTuple):
 def nearest(result: Result) -> Comparison | None:
     """Return the nearest published run of a transformer of at most twice or half the size on the same kind of device.
 
-    None if there is none. The distance is a weighted sum of log ratios; that of GPUs counts a quarter of parameters'.
+    None if there is none, and for experts. The distance is a weighted sum of log ratios; that of GPUs counts a quarter.
     """
     workload, tokens = result.workloads[0], result.workloads[0].model.tokens
     device = workload.device
-    if device is None or tokens is None or not any(layer.heads for layer in workload.model.layers):
+    kinds = {"heads" if layer.heads else layer.type for layer in workload.model.layers}
+    if device is None or tokens is None or "heads" not in kinds or "mixture_of_experts" in kinds:
         return None
     here: dict[str, Any] = {"device": device.name, "GPUs": result.n_workers, "precision": workload.precision}
     here |= {"tokens": tokens} | ({} if workload.known else {"stack": workload.stack.name})

@@ -40,6 +40,7 @@ from ddlsim.collectives.trees import double_tree
 from ddlsim.errors import ConfigError
 from ddlsim.network import Network, schedule_time
 from ddlsim.network.state import Floats, Ints
+from ddlsim.readable import si
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.fabric import algorithm_name
 from ddlsim.runtime.loop import Loop, Traffic
@@ -224,7 +225,7 @@ def _known_cost(
         kind = cluster.link_kind[link]
         context.notes.append(
             f"{what}: link {source} -> {target} ({kind}) needs at least {least * 1e3:.4g} ms to carry its share of "
-            f"{nbytes / 1e6:.3g} MB, but the cost model returns {seconds * 1e3:.4g} ms; the time of the link is used"
+            f"{si(nbytes, 'B', 3)}, but the cost model returns {seconds * 1e3:.4g} ms; the time of the link is used"
         )
     seconds = max(seconds, least)
     busy = np.where(charge.nbytes > 0.0, seconds, 0.0)
@@ -482,8 +483,7 @@ def _by_nccl(context: RunContext, where: str, algorithm: str | Collective, kind:
             moving = max(moving, bytes_only + slower)
             if (choice.algorithm, choice.protocol) not in seen:
                 seen.add((choice.algorithm, choice.protocol))
-                megabytes = nbytes / 1e6
-                context.notes.append(f"nccl: {choice.algorithm} with {choice.protocol} for {megabytes:.3g} MB")
+                context.notes.append(f"nccl: {choice.algorithm} with {choice.protocol} for {si(nbytes, 'B', 3)}")
             name_of_plan = _SCHEDULE.get(choice.algorithm, f"nccl({choice.algorithm})")
             plan = _schedule(context, name_of_plan, group, nbytes, kind)
             if choice.algorithm in _SCHEDULE:

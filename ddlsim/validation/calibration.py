@@ -331,7 +331,7 @@ class Calibration:
         """Return the variance of ln(predicted / measured) of a bad fit. It is model error, not scatter: the link model
         cannot represent the measurements (such as a protocol switch), nor sizes in between."""
         fitted = [r for r in self.residuals if r.fitted and (r.n_hosts == 1) == inside]
-        logs = [math.log1p(r.error) for r in fitted]
+        logs = [math.log(r.predicted / r.measured) for r in fitted]
         return sum(log**2 for log in logs) / len(logs) if _bad_fit(fitted) else 0.0
 
     def _curve(self, row: Measurement) -> Curve | None:

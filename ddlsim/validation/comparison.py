@@ -476,7 +476,7 @@ def validate(
     if condition is not None and not any(m in steps for m in chosen):
         raise ConfigError(f"fit_on = {fit_on!r}: no run that satisfies this condition can be simulated; change it")
     rows = [_compared(m, steps[m], m in chosen, knowledge) for m in models]
-    order = sorted(range(len(rows)), key=lambda i: -abs(math.log1p(rows[i].error)))
+    order = sorted(range(len(rows)), key=lambda i: -abs(math.log(rows[i].predicted / rows[i].run.throughput)))
     for i in order[:explain]:
         if abs(rows[i].error) > WORTH_EXPLAINING:
             changes = tuple(causes(models[i], knowledge.fitted, steps[models[i]]))
@@ -506,7 +506,7 @@ def _summary(rows: Sequence[ComparedRun]) -> Summary:
     with needs("scipy"):
         from scipy.stats import kendalltau
 
-    errors = np.array([row.error for row in rows])
+    errors = (ratios := np.array([row.predicted / row.run.throughput for row in rows])) - 1.0
     with_interval = [row for row in rows if row.interval is not None]
     inside = sum(row.interval is not None and row.run.throughput in row.interval for row in with_interval)
     tau = math.nan
@@ -514,7 +514,7 @@ def _summary(rows: Sequence[ComparedRun]) -> Summary:
         tau = float(kendalltau([row.run.throughput for row in rows], [row.predicted for row in rows]).statistic)
     pairs = [(a, b) for a, b in itertools.combinations(rows, 2) if _options(a.run, b.run)]
     right = sum((a.run.throughput - b.run.throughput) * (a.predicted - b.predicted) > 0.0 for a, b in pairs)
-    geometric, worst = math.expm1(float(np.abs(np.log1p(errors)).mean())), float(errors[np.abs(errors).argmax()])
+    geometric, worst = math.expm1(float(np.abs(np.log(ratios)).mean())), float(errors[np.abs(errors).argmax()])
     share, agreement = inside / len(with_interval) if with_interval else None, None if math.isnan(tau) else tau
     return Summary(len(rows), float(np.abs(errors).mean()), geometric, worst, share, agreement, len(pairs), right)
 

@@ -132,9 +132,7 @@ def _columns(head: list[str], place: str) -> list[tuple[str, str]]:
         if name not in names:
             raise ConfigError(f"{place}: column {name!r} is missing; add it")
     if sum(name in names for name in RATES) != 1:
-        raise ConfigError(
-            f"{place}: the table must have one of the columns {', '.join(RATES)}, such as 'step_time (ms)'"
-        )
+        raise ConfigError(f"{place}: must have exactly one of the columns {', '.join(RATES)}, such as 'step_time (ms)'")
     if "tokens_per_s" in names and "model" not in names:
         raise ConfigError(
             f"{place}: column 'model' is missing; tokens_per_s requires the sequence length of the model; add the "
@@ -193,9 +191,7 @@ def _quantity(cell: str, unit: str, name: str, where: str) -> float:
     if number is not None and not unit:
         remedy = f"add it to the name of the column, such as {example!r}"
         raise ConfigError(f"{where}: {shown(cell)} has no unit; {remedy}")
-    if number is not None and math.isfinite(number):
-        cell = f"{number!r} {unit}"
-    value = parse(cell, dimension, where)
+    value = parse(cell if number is None or not math.isfinite(number) else f"{number!r} {unit}", dimension, where)
     if not value > 0.0:
         raise ConfigError(f"{where}: {shown(cell)}: must be above 0")
     return value

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ddlsim.arguments import Bandwidth, Bytes, Share, checked
+from ddlsim.readable import size
 from ddlsim.units import si
 from ddlsim.workload.model import Model
 from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES
@@ -45,9 +46,9 @@ def exchange_left_out(workload: Workload, n_workers: int, accumulation: int = 1)
     names, n_tables = ", ".join(layer.name for layer in layers), sum(len(layer.tensors) for layer in layers)
     return (
         f"{model.name}: the all-to-all of {names} is not simulated, so steps are too short. With the {n_tables} tables "
-        f"distributed over {n_workers} workers, each worker would send about {nbytes / 1e6:.3g} MB of looked-up "
+        f"distributed over {n_workers} workers, each worker would send about {size(nbytes)} of looked-up "
         "vectors in the forward pass of a step and as many bytes of gradients in the backward pass, in addition to the "
-        f"{workload.gradient_nbytes / 1e6:.3g} MB of gradients that are simulated"
+        f"{size(workload.gradient_nbytes)} of gradients that are simulated"
     )
 
 

@@ -142,7 +142,7 @@ def test_other_spellings(tmp_path: Path, text: str, old: str, new: str) -> None:
         (LARGE, "none", "block", "recompute = 'block': not known"),
         (BRIDGE, "h100", "H100 96GB", "another size of memory"),
         (BRIDGE, "h100", "gtx-9000", "no such device"),
-        (BRIDGE, "h100", "l4", "no bundled cluster of machines with l4"),
+        (BRIDGE, "h100", "l4", "no bundled DGX or NVL72 cluster with l4"),
         (BRIDGE, "8,1,1,1,1,1,14451", "8,3,1,1,1,1,14451", "gpus = 8: must be a multiple of tensor x pipeline = 3"),
         (BRIDGE, "8,1,1,1,1,1,14451", "2,2,1,1,1,1,14451", "fsdp = 2: in layouts, FSDP is only simulated if"),
         (BRIDGE, "llama-3-8b", "mixtral-8x7b", "experts: these models are not simulated yet"),
@@ -175,6 +175,10 @@ def test_notes(tmp_path: Path) -> None:
         (BRIDGE, "fp8-cs", "fp8-blockwise", "precision = 'fp8-blockwise': simulated as fp8"),
         (BRIDGE, "14451", "inf", "tokens_per_s_gpu = inf: not compared, must be a positive number"),
         (TORCHTITAN, ",recompute,", ",note,", "memory does not suffice: "),
+        (BRIDGE, "25.11", "24.07", "release = 24.07: simulated as NeMo 25.03 to Megatron-Bridge 26.02"),
+        (BRIDGE, "8,1,1,1,1,1,14451", "8,1,1,1,4,1,14451", "virtual = 4: has no effect without a pipeline"),
+        (BRIDGE, "h100", "h800", "simulated with the links of dgx-h100-pod"),
+        (TORCHTITAN, "h100-96g-500w", "b200", "simulated with the links of roce-h100"),
         (TORCHTITAN, "77.0", "77 GiB", "memory_gib = '77 GiB': not compared, must be a positive number"),
     ):
         judged = _judged(tmp_path, text, old, new)

@@ -320,6 +320,7 @@ def test_what_megatron_prints_and_saves(dump: str):
     ("arguments", "message"),
     [
         ("--num-layers 24", "model: --hidden-size: is missing; add it"),
+        ("--hidden-size 1024 --num-attention-heads 16", "model: --num-layers: is missing; add it"),
         (f"{GPT}", "--vocab-size: is missing; add it"),
         (GPT.replace(" 24", " x"), "--num-layers: 'x': must be an integer"),
         (GPT.replace(" 24", " $DEPTH"), "--num-layers: '.DEPTH': must be an integer .* replace the variable"),
@@ -374,7 +375,7 @@ def test_a_table_of_tensors(tmp_path: Path):
     assert (
         "work of 3 tensors is estimated as 2 FLOPs per parameter per sample; activations are unknown" in model.notes[0]
     )
-    assert "skipped 2 tensors that are running statistics" in model.notes[1]
+    assert "skipped 2 tensors: running statistics" in model.notes[1]
     assert not any("estimated" in note for note in load_model("name,shape,flops\na,3,6\n").notes)
     result = simulate("cloud-25g-16x8-v100", str(path), AllReduce(), workers=4, batch_size=8)
     assert set(model.notes) <= set(result.notes)

@@ -52,6 +52,10 @@ def test_a_stack_that_is_set_is_not_assumed():
     assert f"MFU {100 * result.mfu:.1f} % of the bf16 peak" in str(result)
 
 
+def test_experts_are_not_compared_with_dense_models():
+    assert ddlsim.simulate("dgx-h100-pod", "mixtral-8x7b", FSDP, workers=8, steps=1).published is None
+
+
 def test_measured_times_are_of_no_stack():
     step = ddlsim.Measured("1 s", 1)
     result = ddlsim.simulate("dgx-h100-pod", "llama-3-8b", batch_size=1, workers=8, compute=step, steps=1)

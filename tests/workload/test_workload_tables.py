@@ -57,8 +57,8 @@ def test_a_run_says_that_the_exchange_of_tables_is_left_out(recommender):
     result = ddlsim.simulate("office-1gbe", recommender, batch_size=1000, workers=4, accumulation=4, steps=2)
     assert result.warnings == (
         "recommender: the all-to-all of branch2.embedding_bag1 is not simulated, so steps are too short. With the 5 "
-        "tables distributed over 4 workers, each worker would send about 0.48 MB of looked-up vectors in the forward "
-        "pass of a step and as many bytes of gradients in the backward pass, in addition to the 0.000356 MB of "
+        "tables distributed over 4 workers, each worker would send about 480 kB of looked-up vectors in the forward "
+        "pass of a step and as many bytes of gradients in the backward pass, in addition to the 356 B of "
         "gradients that are simulated",
     )
     assert "warning       recommender: the all-to-all of branch2.embedding_bag1 is not simulated" in str(result)
