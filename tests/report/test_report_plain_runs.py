@@ -6,6 +6,7 @@ import pytest
 from matplotlib.collections import LineCollection
 
 import ddlsim
+from ddlsim.cluster import star, with_detail
 from ddlsim.report import plots
 from ddlsim.report.cluster_plot import cluster_plot
 
@@ -35,6 +36,14 @@ def test_a_cluster_without_links_can_be_shown(lonely, tmp_path):
     lonely.save_trace(tmp_path / "trace.json")
     cluster_plot(lonely.cluster)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster.png", "timeline.png", "trace.json"]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_transport_of_half_duplex_links_is_printed(shared):
+    cluster = with_detail(
+        ddlsim.load_cluster(star(4, bandwidth="1 Gbit/s", latency="5 us", shared=shared)), transport="roce"
+    )
+    assert "roce: 1 connection between two workers" in str(ddlsim.simulate(cluster, "lenet5", batch_size=8, steps=2))
 
 
 def test_unused_links_are_drawn_apart_and_the_busiest_on_top(half_used):
