@@ -28,7 +28,7 @@ class Spread:
     measured_on  None: every device has its own speed. Otherwise, all devices are as slow as the slowest of them, as in
                  synchronous training, relative to steps that were measured on this number of devices. Such runs are
                  simulated as quickly as those of equal devices. Asynchronous strategies raise ConfigError. Too slow
-                 for those that leave slow workers behind, such as BackupWorkers and FedBuff
+                 for those that leave slow workers behind, such as BackupWorkers
 
     The compute time of the k-th fastest of n devices is the expected value of the k-th smallest of n normal samples
     (Blom 1958), so a run represents the average of many such clusters. The run's seed determines which device has which

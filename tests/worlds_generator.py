@@ -440,7 +440,7 @@ def disturbed(draw: Draw, one: ddlsim.Experiment) -> ddlsim.Experiment:
     one = one.with_(faults=faults, slowdowns=[Slowdown(draw.randrange(n), *when(), 3.0) for _ in many])
     if draw.random() < 0.4:
         return one
-    free = contract.of(one.strategy).is_asynchronous
+    free = contract.of(one.strategy).updates(1000, 2) >= 2000
     failures = ddlsim.Failures(
         n * 20.0 * scale, per=draw.choice(("host", "device")), repair=draw.choice((0.0, 5.0)) * scale,
         kind=draw.choice(("crash", "crash", "hang")), detection=0.1 * scale, restart=0.3 * scale,

@@ -385,7 +385,8 @@ class Network:
         """Return the recorded busy intervals (requires ``record=True``). Open intervals end at the present time."""
         self.engine.empty_log()
         under_way = Logged(accounts.open_intervals(self.engine.net, self.engine.now), self.engine.net.repeats[:0])
-        return BusyIntervals([*self.engine.logged, under_way], self.n_channels + self.n_sources)
+        logged = BusyIntervals([*self.engine.logged, under_way], self.n_channels + self.n_sources)
+        return logged.only(range(self.n_channels))  # without the links of background traffic
 
     def rates(self) -> tuple[list[list[int]], Floats]:
         """Return the channels of each active flow, and the rate of each active flow in bytes/s."""

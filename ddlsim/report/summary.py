@@ -190,7 +190,8 @@ def _transport(result: Result) -> Iterator[Line]:
     details = result.cluster.details
     if details is None or not details.has_effects:
         return
-    used = np.flatnonzero((result.link_columns["nbytes"] > 0.0) & (details.transport != ""))
+    nbytes = result.channel_nbytes[result.cluster.link_channel]
+    used = np.flatnonzero((nbytes > 0.0) & (details.transport != ""))
     if not len(used):
         return
     limit = details.connection_limit[used]

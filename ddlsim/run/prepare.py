@@ -18,6 +18,7 @@ from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.calibrated import PER_MESSAGE, Beyond, beyond, deviation
 from ddlsim.cluster.catalogue import bundled_name
 from ddlsim.cluster.cluster import ClusterLike
+from ddlsim.cluster.groups import levels
 from ddlsim.collectives import KINDS
 from ddlsim.compression import Compression
 from ddlsim.compression.choice import PROBES, kept_vectors
@@ -32,7 +33,7 @@ from ddlsim.run.failure_timeline import check_replicas, check_timeline, has_fail
 from ddlsim.run.notes import level_notes, spread_notes
 from ddlsim.run.strategy_names import STRATEGY_CLASSES
 from ddlsim.run.traced import Traced, traced_workload
-from ddlsim.runtime.fabric import algorithm_for
+from ddlsim.runtime.fabric import Collectives, algorithm_for
 from ddlsim.runtime.loop import arrivals
 from ddlsim.spread import Spread
 from ddlsim.strategies import Strategy, contract
@@ -318,7 +319,19 @@ def _with_algorithms(experiment: Experiment, cluster: Cluster, nodes: list[int])
         for name, kind in kinds.items()
         if used.algorithms.get(name) == "default"
     }
+    if chosen.get("algorithm") == "hierarchical" and not _suits_levels(experiment, used, cluster, at):
+        chosen["algorithm"] = "ring"
     return experiment.with_(strategy=dataclasses.replace(strategy, **chosen)) if chosen else experiment
+
+
+def _suits_levels(experiment: Experiment, used: Collectives, cluster: Cluster, nodes: list[int]) -> bool:
+    """Return whether known times and compressed payloads of hierarchical all-reduces are defined for the nodes."""
+    choice, gathers, known = experiment.compression, False, True
+    compressor = choice.compressor if used.compressor is None and isinstance(choice, Compression) else used.compressor
+    if compressor is not None:
+        gathers, known = compressor.traits.collective == "all_gather", compressor.expected_nbytes(1) is not None
+    are_even = not (gathers or used.cost == "nccl") or levels(cluster, tuple(nodes)).places is not None
+    return are_even and (known or not gathers)
 
 
 @postponed()

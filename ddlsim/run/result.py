@@ -276,8 +276,11 @@ class Result(SuggestsAttributes):
 
     @property
     def has_own_steps(self) -> bool:
-        """Whether workers are asynchronous: each step of a worker is an update, or updates have a staleness."""
-        return bool(self.recorder.staleness) or contract.of(self.experiment.strategy).is_asynchronous
+        """Whether workers are asynchronous: updates have a staleness, or workers that do not wait for each other make
+        several updates per step."""
+        strategy = contract.of(self.experiment.strategy)
+        several = strategy.is_asynchronous and strategy.updates(MANY_STEPS, self.n_workers) > MANY_STEPS
+        return bool(self.recorder.staleness) or several
 
     @cached_property
     def step_times(self) -> Floats:

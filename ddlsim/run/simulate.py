@@ -37,7 +37,6 @@ from ddlsim.run.conservation import check_network, check_result
 from ddlsim.run.costs import shares
 from ddlsim.run.experiment import Experiment, Job, placed
 from ddlsim.run.failure_timeline import (
-    check_free,
     crashes_of,
     has_failure_timeline,
     horizon_of_crashes,
@@ -188,8 +187,6 @@ class ActiveRun:
     def _check(self) -> None:
         """Raise ConfigError for settings without effect under this strategy, or note them."""
         experiment, context = self.experiment, self.context
-        if not context.waits_for_all:
-            check_free(experiment)
         if context.compression is not None and not context.compresses:
             raise ConfigError(
                 f"compression has no effect with {experiment.strategy.label}, which sends nothing through an "

@@ -63,8 +63,6 @@ class RunContext:
     jitter           distribution of a random factor applied to compute times
     crashes          for each worker, the (start, end) of its outages in s; empty if all workers stop together
     machines_crash   whether an outage also affects servers on the worker's machine
-    waits_for_all    False if no step or round waits for all workers, so that the others continue when one crashes; set
-                     by the executor of cycles
     plan             function of a number of steps (None: one cycle of steps) that returns the tasks of all ranks as
                      they are executed without disturbances. The executor of task graphs or of cycles sets it, and
                      strategies that start processes can set it
@@ -94,7 +92,6 @@ class RunContext:
     whole: Sequence[Workload] = ()
     crashes: Sequence[Sequence[tuple[float, float]]] = ()
     machines_crash: bool = False
-    waits_for_all: bool = True
     plan: Callable[[int | None], Plan] | None = None
     shows_plan: bool = False
 

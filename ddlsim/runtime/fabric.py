@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 
 from ddlsim.arguments import Index, Rule, checked, one_of, validated_by
 from ddlsim.cluster import Cluster
@@ -13,6 +13,9 @@ from ddlsim.collectives import Collective
 from ddlsim.collectives.build import default_algorithm
 from ddlsim.collectives.lookup import find
 from ddlsim.errors import ConfigError, shown
+
+if TYPE_CHECKING:
+    from ddlsim.compression.contract import AnyCompressor
 
 #: all-reduce -> the reduce-scatter and the all-gather of which it consists
 HALVES = {
@@ -81,12 +84,14 @@ class Collectives(NamedTuple):
     cost        as that of a :class:`Fabric`
     fabric      the common fabric, if there is one that ``simulate(..., fabric=...)`` can set
     in_halves   whether ``algorithm`` runs as the reduce-scatter and the all-gather that it consists of
+    compressor  compressor that the strategy sets itself; None: that of the run
     """
 
     algorithms: Mapping[str, str | Collective] = {}
     cost: str = "simulated"
     fabric: Fabric | None = None
     in_halves: bool = False
+    compressor: AnyCompressor | None = None
 
 
 class OnFabric:

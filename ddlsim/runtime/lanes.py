@@ -182,8 +182,7 @@ class Lanes:
         """Return the outages of each worker, and of servers on its machine; none if workers wait for all others in
         every step or round."""
         context, common = self.context, {(ls.STEP, ls.COMMON), (ls.MEET, 1)}
-        context.waits_for_all = any((op.kind, op.number) in common for op in self.ops)
-        if context.waits_for_all or not context.crashes:
+        if not context.crashes or any((op.kind, op.number) in common for op in self.ops):
             return ()
         context.recorder.down = context.crashes
         gathered = [op.number for op in self.ops if op.kind in (ls.CONTRIBUTE, ls.CONTRIBUTE_FRESH)]

@@ -195,6 +195,10 @@ class AsyncParameterServer(UpdatesServers):
         """Return the number of updates in `steps` steps of every worker: one per push."""
         return math.ceil(steps * n_workers / self.accumulate)
 
+    def waits_for_all(self) -> bool:
+        """Return False."""
+        return False
+
     def start(self, context: RunContext) -> None:
         """Start all workers."""
         learner = context.learner

@@ -96,6 +96,10 @@ class OfK(WithServers):
         """Return the number of updates in `steps` steps of every worker: one per k gradients."""
         return math.ceil(steps * n_workers / self.k)
 
+    def waits_for_all(self) -> bool:
+        """Return whether an update ends the steps of all workers."""
+        return "async" not in self.kind
+
     def check_k(self, context: RunContext) -> None:
         """Raise ConfigError if `k` exceeds the number of learners."""
         n_workers = len(context.workers)
@@ -196,6 +200,10 @@ class SoftSync(WithServers):
     def updates(self, steps: int, n_workers: int) -> int:
         """Return the number of updates in `steps` steps of every worker: one per c gradients."""
         return math.ceil(steps * n_workers / max(n_workers // self.n, 1))
+
+    def waits_for_all(self) -> bool:
+        """Return False."""
+        return False
 
     def start(self, context: RunContext) -> None:
         """Start all workers."""

@@ -145,6 +145,11 @@ class Contract:
         return steps
 
     @_optional
+    def waits_for_all(self) -> bool:
+        """Whether every step or round waits for all workers. Default: unless each step of a worker is an update."""
+        return self.updates(1000, 2) < 2000
+
+    @_optional
     def cycle(self) -> int:
         """Steps after which the work of each worker repeats; runs measure complete cycles by default. Default: 1."""
         return 1
@@ -250,8 +255,8 @@ class Contract:
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether every step of each worker is an update."""
-        return self.updates(1000, 2) >= 2000
+        """Whether workers do not wait for each other."""
+        return not self.waits_for_all()
 
     def stages_of(self, workloads: Sequence[Workload]) -> list[Stage]:
         """Return the stage of each worker, given their workloads with the full model.

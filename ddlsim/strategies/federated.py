@@ -74,6 +74,10 @@ class FedAvg(WithServers):
         """Return the number of updates in `steps` steps of every worker: one per round."""
         return math.ceil(steps * n_workers / (self.n_sampled(n_workers) * (self.local_steps or 1)))
 
+    def waits_for_all(self) -> bool:
+        """Return True: a round ends for all clients together."""
+        return True
+
     def start(self, context: RunContext) -> None:
         """Start all clients. Raises ConfigError for `epochs` in a timing-only run, which has no data."""
         if self.epochs is not None:
@@ -185,6 +189,10 @@ class FedBuff(WithServers):
     def updates(self, steps: int, n_workers: int) -> int:
         """Return the number of updates in `steps` steps of every worker: one per full buffer."""
         return math.ceil(steps * n_workers / (self.buffer * self.local_steps))
+
+    def waits_for_all(self) -> bool:
+        """Return False."""
+        return False
 
     def cycle(self) -> int:
         """Return the number of local steps between two visits of the servers."""

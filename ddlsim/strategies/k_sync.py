@@ -223,6 +223,10 @@ class BackupWorkers(WithServers):
         """Label for tables and plots: number of backup workers."""
         return count(self.backups, "backup worker") + ("" if self.restart else " (stragglers finish)")
 
+    def waits_for_all(self) -> bool:
+        """Return whether an update ends the steps of all workers."""
+        return self.restart
+
     def start(self, context: RunContext) -> None:
         """Start all workers."""
         n_needed = len(context.workers) - self.backups

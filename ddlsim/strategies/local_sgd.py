@@ -31,7 +31,7 @@ from ddlsim.plan import StepProgram
 from ddlsim.plan.local_steps import Average, local_steps
 from ddlsim.plan.plan import Chosen, Every
 from ddlsim.runtime import Outer, Replica, RunContext, communicator
-from ddlsim.runtime.fabric import fabric_label
+from ddlsim.runtime.fabric import Collectives, fabric_label
 from ddlsim.runtime.replica import Periodic, Rule, need_values, run_local_steps
 from ddlsim.streams import stream
 from ddlsim.units import si
@@ -176,6 +176,10 @@ class QsparseLocalSGD(LocalSteps):
         """Return the number of models that each device keeps in addition: the common model, and the memory m_i, unless
         that counts as the run's compressor's."""
         return 1.0 + (0 if compressed else kept_vectors(self.compressor) or 0)
+
+    def collectives(self) -> Collectives:
+        """Return its fabric and its compressor."""
+        return super().collectives()._replace(compressor=self.compressor)
 
     def rules(self, context: RunContext) -> list[Rule]:
         if context.compression not in (None, Compression(self.compressor)):

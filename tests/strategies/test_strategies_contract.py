@@ -6,7 +6,9 @@ import inspect
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from bundled_strategies import BUNDLED, VARIANTS
 
 import ddlsim
 from ddlsim.run.strategy_names import STRATEGY_CLASSES
@@ -144,3 +146,22 @@ def test_the_page_lists_the_methods():
     page = (ROOT / "docs" / "write_your_own" / "strategy.md").read_text(encoding="utf-8")
     table = page.partition("| method | returns | default |\n| --- | --- | --- |\n")[2].partition("\n\n")[0]
     assert table.splitlines() == rows
+
+
+#: strategies whose number of updates says nothing about who waits: one gradient, or several, make an update
+ROUNDS = (ddlsim.KSync(1), ddlsim.KBatchSync(1), ddlsim.FedAvg(0.5, local_steps=1), ddlsim.FedAvg(0.3, local_steps=1))
+FREE = (ddlsim.KAsync(1), ddlsim.KBatchAsync(3), ddlsim.SoftSync(1), ddlsim.FedBuff(3, 1), ddlsim.StaleSynchronous(0))
+TIMED = [one.strategy for one in {**BUNDLED, **VARIANTS}.values() if one.batch_size == 8 and not one.needs_data]
+
+
+@pytest.mark.parametrize("strategy", [*ROUNDS, *FREE, *TIMED], ids=lambda strategy: strategy.label)
+def test_waits_for_all_is_what_crashes_of_workers_do(strategy):
+    """Workers that do not wait for each other crash one by one; where they wait, a step is the time between updates."""
+    failures = ddlsim.Failures("1 s", per="host", repair="50 ms", restart="5 ms")
+    more = {"failures": failures, "max_time": "3 s", "compute": ddlsim.Affine(1e-3, 1e-4), "warmup": 1}
+    result = simulate(strategy, **more)
+    waits = contract.of(strategy).waits_for_all()
+    assert waits == (result.recorder.down is None)
+    assert not (waits and result.has_own_steps)
+    if not result.has_own_steps:
+        assert result.step_time == pytest.approx(np.mean(np.diff([time for time, _ in result.measured_updates])))

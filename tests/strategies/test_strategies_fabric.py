@@ -138,3 +138,21 @@ def test_collectives_need_not_be_hashable(strategy) -> None:
     times = {name: seconds(name) for name in ("ring", "binomial_tree")}
     assert {name: seconds(Custom(name)) for name in times} == times
     assert times["ring"] != times["binomial_tree"]
+
+
+@pytest.mark.parametrize("workers", [3, 5, 6, 8])
+@pytest.mark.parametrize("compression", [None, ddlsim.TopK(0.1), ddlsim.Threshold(0.1), ddlsim.FP16()], ids=str)
+@pytest.mark.parametrize(
+    "strategy",
+    [AllReduce(), AllReduce(cost="nccl"), LocalSGD(2), LocalSGD(2, cost="nccl"), ddlsim.QsparseLocalSGD(2)],
+    ids=lambda strategy: strategy.label,
+)
+def test_the_default_runs_with_any_number_of_workers(strategy, compression, workers) -> None:
+    """Also where innermost groups have unequal numbers of workers, and with payloads of unknown size."""
+    if isinstance(strategy, ddlsim.QsparseLocalSGD) and compression is not None:
+        return
+    training = ddlsim.Training("digits", updates=2)
+    result = ddlsim.simulate(
+        "three-regions-wan", "digits-cnn", strategy, 8, workers, compression=compression, training=training
+    )
+    assert len(result.recorder.updates) == 2

@@ -108,7 +108,7 @@ def test_a_plan_takes_as_long_as_the_run(name, compressed):
     """One cycle of steps, or of each worker, on an idle network."""
     made = experiment(name, compressed=compressed)
     steps = contract.of(made.strategy).cycle_length
-    if contract.of(made.strategy).is_asynchronous or name == "KBatchAsync":
+    if contract.of(made.strategy).is_asynchronous:
         steps = 6
     result = ddlsim.simulate(made.with_(steps=steps, warmup=0))
     plan = result.plan
