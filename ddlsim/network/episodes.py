@@ -33,8 +33,8 @@ LARGE = 1 << 14
 #: places of compensated sums in ``Net.reals``
 _SUMS = [st.Reals.places[name] for name in ("issued", "issued_hops", "delivered")]
 _KEPT = 64  # maximum number of recorded episodes
-#: messages of an episode from which looking for ranks that are alike pays
-FOLDED = 1 << 20
+#: messages of an episode from which looking for ranks that are alike pays, and number of messages per row of a program
+FOLDED, REPEATED = 1 << 20, 16
 
 #: (program, bytes) of each collective, in order of entry
 _Key = tuple[tuple[int, float], ...]
@@ -139,8 +139,10 @@ class Episodes:
             return True
         if alone and key not in self._episodes and len(self._episodes) < _KEPT:
             before = self._books()
-            large = sum(self._engine.shape(number).n_deliveries for number in ids) >= FOLDED and not self._bystanders
-            folded = course(self._engine, ids, before, now) if large else None
+            shapes = [self._engine.shape(number) for number in ids]
+            n_messages, n_rows = sum(each.n_deliveries for each in shapes), sum(each.n_messages for each in shapes)
+            pays = n_messages >= max(FOLDED, REPEATED * n_rows) and not self._bystanders
+            folded = course(self._engine, ids, before, now) if pays else None
             if folded is not None:
                 self._tell(entry, self._record(entry, folded[0], before, folded[1]))
                 self._after = folded[1]

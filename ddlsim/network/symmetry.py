@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +23,10 @@ from numpy.typing import NDArray
 from ddlsim.cluster.cluster import Routes
 from ddlsim.network import kernel
 from ddlsim.network import state as st
-from ddlsim.network.engine import Engine
+from ddlsim.network.engine import Engine, Interconnect
 from ddlsim.network.program import Program
 from ddlsim.network.state import Bools, Floats, Ints
+from ddlsim.ties import distinct
 
 _Words = NDArray[np.uint64]
 _OPEN = 1.0 - 1e-9  # share of a channel's capacity that messages on open channels can use at most
@@ -180,16 +180,16 @@ def _classes(of: _Members, before: Books, capacity: Floats) -> _Classes | None:
         steps = _mix(plain_step, sent, _sums(len(steps), of.receiver, _mix(messages)))
         threads = _mix(collective, _sums(len(threads), of.thread, _mix(steps, of.order)))
         steps = _mix(steps, threads[of.thread])
-        n = len(np.unique(messages)) + len(np.unique(steps)) + len(np.unique(channels[channel]))
+        by_message = _numbered(messages)  # the other classes follow from those of messages
+        n = len(by_message[0])
         if n == n_before or _ALIKE * n > len(messages):
             break
         n_before = n
     if n != n_before:
         return None
-    by_message = _numbered(messages)
     used = _sums(n_channels, of.channel, _mix(by_message[1][of.message]))  # by which classes open channels are crossed
     kinds = np.where(of.is_open, _mix(used, *books), channels)
-    in_use = np.unique(of.channel)
+    in_use = np.flatnonzero(np.bincount(of.channel, minlength=n_channels))
     firsts, which = _numbered(kinds[in_use])
     channel_class = np.full(n_channels, -1)
     channel_class[in_use] = which
@@ -204,8 +204,8 @@ def _is_network(of: _Members, classes: _Classes) -> bool:
     for step in (of.sender, of.receiver):
         if (np.bincount(steps)[steps[step[firsts]]] != size).any():
             return False
-    crossings = messages[of.message] * len(channels) + of.channel
-    return len(np.unique(crossings)) == len(crossings)
+    crossings = np.sort(messages[of.message] * len(channels) + of.channel)
+    return bool((crossings[1:] > crossings[:-1]).all())
 
 
 def _simulated(
@@ -214,11 +214,12 @@ def _simulated(
     """Return the course of collectives, given that of the classes of their ranks."""
     firsts, class_of = classes.messages
     channels, channel_class = classes.channels
-    pairs = np.unique(class_of[of.message] * len(channels) + channel_class[of.channel])
+    pairs = distinct(class_of[of.message] * len(channels) + channel_class[of.channel])
     offsets = np.searchsorted(pairs, np.arange(len(firsts) + 1) * len(channels))
     threads, thread_class = classes.threads
     routes = Routes(offsets, pairs % len(channels))
-    part = Engine(_ClassNetwork(engine, channels, of.is_open, np.maximum(of.node[threads], 0), routes))
+    network = _ClassNetwork(engine, channels, of.is_open, np.maximum(of.node[threads], 0), routes)
+    part = Engine(cast(Interconnect, network))
     part.routes_of, part.pairs_of = [[]], [[]]
     part.net.counts.replay_rounds_code = engine.net.counts.replay_rounds_code  # the same rounds are replayed
     used = channel_class >= 0
@@ -349,9 +350,12 @@ def _numbered(words: _Words) -> tuple[Ints, Ints]:
 
 def _added(before: Floats, times: Floats, sizes: Floats) -> tuple[float, float]:
     """Return the exact sum of two words and of sizes, each a number of times, rounded to two words."""
-    terms = (Fraction(size) * int(n) for size, n in zip(sizes.tolist(), times.tolist(), strict=True))
-    total = sum(terms, sum(map(Fraction, before.tolist())))
-    return float(total), float(total - Fraction(float(total)))
+    terms = [each.as_integer_ratio() for each in (*before.tolist(), *sizes.tolist())]
+    scale = max(divisor for _, divisor in terms)  # a power of two, like all divisors
+    numbers = [1, 1, *times.astype(np.int64).tolist()]
+    total = sum(n * whole * (scale // divisor) for n, (whole, divisor) in zip(numbers, terms, strict=True))
+    whole, divisor = (total / scale).as_integer_ratio()
+    return total / scale, (total * divisor - whole * scale) / (scale * divisor)
 
 
 def _int32(numbers: NDArray[Any]) -> NDArray[np.int32]:
