@@ -104,17 +104,16 @@ def _members(engine: Engine, instances: Sequence[int]) -> _Members | None:
         node[shape.messages["src"]], node[shape.messages["dst"]] = rows["source"], rows["target"]
         thread = np.empty(len(sends), dtype=np.int64)
         thread[sender], thread[shape.messages["step"]] = shape.messages["src"], shape.messages["dst"]
-        for name, column, offset in (
-            ("first_step", shape.first_step, steps[i]), ("following", shape.steps["next"], steps[i]),
-            ("repeat", shape.steps["repeat"], 0), ("thread", thread, threads[i]), ("sender", sender, steps[i]),
-            ("receiver", shape.messages["step"], steps[i]), ("node", node, 0),
-            ("turn", np.arange(len(sender)) - shape.steps["send"][sender], 0),
-        ):  # fmt: skip
-            columns.setdefault(name, []).append(np.where(column < 0, -1, column.astype(np.int64) + offset))
-        size = net.instances["nbytes"][instances[i]] * net.weights[rows["weight"]]
-        reduced = rows["reduce"] * net.nodes["reduce_time"][rows["target"]]
-        for name, values in (("size", size), ("reduced", reduced), ("routes", net.routes[rows["route"]])):
-            columns.setdefault(name, []).append(values)
+        turn = np.arange(len(sender)) - shape.steps["send"][sender]
+        numbers = {"first_step": shape.first_step, "following": shape.steps["next"], "sender": sender}
+        numbers["receiver"] = shape.messages["step"]
+        plain = {"repeat": shape.steps["repeat"], "node": node, "turn": turn, "routes": net.routes[rows["route"]]}
+        plain["size"] = net.instances["nbytes"][instances[i]] * net.weights[rows["weight"]]
+        plain["reduced"] = rows["reduce"] * net.nodes["reduce_time"][rows["target"]]
+        plain["thread"] = thread + threads[i]
+        plain |= {name: np.where(column < 0, -1, column + steps[i]) for name, column in numbers.items()}
+        for name, column in plain.items():
+            columns.setdefault(name, []).append(column)
     joined = {name: np.concatenate(parts) for name, parts in columns.items()}
     routes, order = joined["routes"], np.zeros(steps[-1], dtype=np.int64)
     n_hops = (routes["last"] - routes["first"]).astype(np.int64)
@@ -129,10 +128,8 @@ def _members(engine: Engine, instances: Sequence[int]) -> _Members | None:
     within = np.arange(len(message)) - np.repeat(np.cumsum(n_hops) - n_hops, n_hops)
     channel = net.hops[routes["first"][message] + within].astype(np.int64)
     is_open = _open(net.channels["capacity"], message, channel, joined["sender"], joined["thread"])
-    return _Members(
-        shapes, threads, steps, message=message, channel=channel, order=order,
-        is_open=is_open, **joined,
-    )  # fmt: skip
+    hops = {"message": message, "channel": channel, "is_open": is_open}
+    return _Members(shapes, threads, steps, order=order, **hops, **joined)
 
 
 def _open(capacity: Floats, message: Ints, channel: Ints, sender: Ints, thread: Ints) -> Bools:
@@ -256,9 +253,7 @@ def _simulated(
 def _program(of: _Members, classes: _Classes, i: int) -> tuple[Program, int, Ints]:
     """Return the program of the classes of a collective, the number of its first thread class, and the numbers of the
     classes of its messages."""
-    (threads, thread_class), (steps, step_class), (messages, message_class) = (
-        classes.threads, classes.steps, classes.messages,
-    )  # fmt: skip
+    (threads, thread_class), (steps, step_class), (messages, _) = classes.threads, classes.steps, classes.messages
     own_threads = np.flatnonzero((threads >= of.threads[i]) & (threads < of.threads[i + 1]))
     own_steps = np.flatnonzero((steps >= of.steps[i]) & (steps < of.steps[i + 1]))
     first, first_step = int(own_threads[0]), int(own_steps[0])
@@ -267,7 +262,7 @@ def _program(of: _Members, classes: _Classes, i: int) -> tuple[Program, int, Int
     flows = np.flatnonzero((senders >= first_step) & (senders < first_step + len(step)))
     flows = flows[np.lexsort((of.turn[messages[flows]], senders[flows]))]
     senders, receivers = senders[flows] - first_step, receivers[flows] - first_step
-    one, numbers, n = messages[flows], np.arange(len(flows), dtype=np.int32), np.arange(len(step) + 1)
+    one, numbers, n = messages[flows], np.arange(len(flows)), np.arange(len(step) + 1)
     received = np.argsort(receivers, kind="stable")
     of_thread = thread_class[of.thread[step]] - first
     send, recv = np.searchsorted(senders, n), np.searchsorted(receivers[received], n)
@@ -275,22 +270,24 @@ def _program(of: _Members, classes: _Classes, i: int) -> tuple[Program, int, Int
     def classes_of(numbers: Ints) -> Ints:
         return np.where(numbers < 0, -1, step_class[numbers] - first_step)
 
-    columns = {
-        "next": classes_of(of.following[step]), "repeat": of.repeat[step], "send": send[:-1], "send_end": send[1:],
-        "recv": recv[:-1], "recv_end": recv[1:],
-    }  # fmt: skip
-    sent = {
-        "src": of_thread[senders], "dst": of_thread[receivers], "weight": numbers, "stride": 0 * numbers,
-        "reduce": of.reduced[one] > 0.0, "step": receivers, "route": numbers, "counter": numbers,
-    }  # fmt: skip
+    columns = {"next": classes_of(of.following[step]), "repeat": of.repeat[step]}
+    columns |= {"send": send[:-1], "send_end": send[1:], "recv": recv[:-1], "recv_end": recv[1:]}
+    sent = {"src": of_thread[senders], "dst": of_thread[receivers], "step": receivers, "stride": 0 * numbers}
+    sent |= dict.fromkeys(("weight", "route", "counter"), numbers)
+    sent["reduce"] = (of.reduced[one] > 0.0).astype(np.int64)
     program = Program(
-        n_ranks=len(thread), n_lanes=1, first_step=_int32(classes_of(of.first_step[thread])),
+        n_ranks=len(thread),
+        n_lanes=1,
+        first_step=_int32(classes_of(of.first_step[thread])),
         steps={name: _int32(column) for name, column in columns.items()},
         messages={name: _int32(column) for name, column in sent.items()},
-        recv_message=_int32(received), weights=of.size[one], headers=np.zeros(len(flows)),
-        latency=of.routes["latency"][one], handled=of.routes["handled"][one],
+        recv_message=_int32(received),
+        weights=of.size[one],
+        headers=np.zeros(len(flows)),
+        latency=of.routes["latency"][one],
+        handled=of.routes["handled"][one],
         sends_bound=len(flows),
-    )  # fmt: skip
+    )
     return program, first, flows
 
 

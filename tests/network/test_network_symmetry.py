@@ -16,15 +16,14 @@ def machines(n):
 
 
 def groups(n_leaves):
-    """Hosts under leaves whose trunks are wide and take no time, so that it does not matter which messages cross them."""
+    """Hosts under leaves with wide trunks without latency, so that it does not matter which messages cross them."""
     spines = {"n_spines": 2, "trunk_latency": "0 s", "trunk_bandwidth": "1 Tbit/s"}
     return leaf_spine(n_leaves, hosts_per_leaf=3, bandwidth="10 Gbit/s", latency="2 us", **spines)
 
 
 def slower(tree):
     """One link of a network is slower than its likes."""
-    source, target, data = next((a, b, data) for a, b, data in tree.edges(data=True) if "switch" in (a, b))
-    data["bandwidth"] /= 2.0
+    next(data for a, b, data in tree.edges(data=True) if "switch" in (a, b))["bandwidth"] /= 2.0
     return tree
 
 
@@ -57,9 +56,12 @@ ALIKE = [
 
 
 @pytest.mark.parametrize(("tree", "rings", "sizes", "n_ranks"), ALIKE)
-def test_classes_as_simulated(tree, rings, sizes, n_ranks):
-    by_classes, ends, books = courses(tree, [ring(n_ranks) for ring in rings], sizes, n_ranks)
-    assert by_classes is not None
+@pytest.mark.parametrize("earlier", [False, True])
+def test_classes_as_simulated(tree, rings, sizes, n_ranks, earlier):
+    by_classes, ends, books = courses(tree, [ring(n_ranks) for ring in rings], sizes, n_ranks, earlier)
+    assert by_classes is not None or earlier
+    if by_classes is None:  # the channels that have carried more limit rates
+        return
     assert np.array_equal(np.array(by_classes[0]), ends)
     assert by_classes[1].n_messages == books.n_messages
     assert np.array_equal(by_classes[1].nbytes.sum(axis=0), books.nbytes.sum(axis=0))
@@ -68,12 +70,10 @@ def test_classes_as_simulated(tree, rings, sizes, n_ranks):
 
 
 def test_unlike_ranks():
-    """A slow link makes all ranks of a ring unlike, and earlier traffic those whose channels have carried it."""
+    """A slow link makes all ranks of a ring unlike."""
     rings = [all_gather.ring(32)]
     assert courses(machines(8), rings, [3e7], 32)[0] is not None
     assert courses(slower(machines(8)), rings, [3e7], 32)[0] is None
-    by_classes, ends, books = courses(machines(8), rings, [3e7], 32, earlier=True)
-    assert by_classes is None or np.array_equal(by_classes[1].nbytes.sum(axis=0), books.nbytes.sum(axis=0))
 
 
 def test_simulated_messages_do_not_grow(monkeypatch):
