@@ -246,7 +246,8 @@ def _simulated(
     busy[used] = part.net.channels["busy"][channel_class[used]]
     repeat = of.repeat[of.sender]
     number, hops = np.bincount(class_of, repeat), np.bincount(class_of, repeat * of.routes["n_hops"])
-    sums = [_added(*each, of.size[firsts]) for each in zip(before.sums, (number, hops, number), strict=True)]
+    times = (number, hops, number)
+    sums = [_added(words, times[i], of.size[firsts]) for i, words in enumerate(before.sums)]
     return by_rank, Books(nbytes, busy, np.array(sums), before.n_messages + int(number.sum()), before.n_parts)
 
 
@@ -272,7 +273,7 @@ def _program(of: _Members, classes: _Classes, i: int) -> tuple[Program, int, Int
 
     columns = {"next": classes_of(of.following[step]), "repeat": of.repeat[step]}
     columns |= {"send": send[:-1], "send_end": send[1:], "recv": recv[:-1], "recv_end": recv[1:]}
-    sent = {"src": of_thread[senders], "dst": of_thread[receivers], "step": receivers, "stride": 0 * numbers}
+    sent: dict[str, Ints] = {"src": of_thread[senders], "dst": of_thread[receivers], "step": receivers, "stride": 0 * numbers}
     sent |= dict.fromkeys(("weight", "route", "counter"), numbers)
     sent["reduce"] = (of.reduced[one] > 0.0).astype(np.int64)
     program = Program(
@@ -345,7 +346,7 @@ def _numbered(words: _Words) -> tuple[Ints, Ints]:
     return first[order], place[which.reshape(-1)]
 
 
-def _added(before: Floats, times: Floats, sizes: Floats) -> tuple[float, float]:
+def _added(before: Floats, times: NDArray[Any], sizes: Floats) -> tuple[float, float]:
     """Return the exact sum of two words and of sizes, each a number of times, rounded to two words."""
     terms = [each.as_integer_ratio() for each in (*before.tolist(), *sizes.tolist())]
     scale = max(divisor for _, divisor in terms)  # a power of two, like all divisors
