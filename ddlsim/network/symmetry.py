@@ -273,7 +273,8 @@ def _program(of: _Members, classes: _Classes, i: int) -> tuple[Program, int, Int
 
     columns = {"next": classes_of(of.following[step]), "repeat": of.repeat[step]}
     columns |= {"send": send[:-1], "send_end": send[1:], "recv": recv[:-1], "recv_end": recv[1:]}
-    sent: dict[str, Ints] = {"src": of_thread[senders], "dst": of_thread[receivers], "step": receivers, "stride": 0 * numbers}
+    sent: dict[str, Ints] = {"src": of_thread[senders], "dst": of_thread[receivers], "step": receivers}
+    sent["stride"] = np.zeros_like(numbers)
     sent |= dict.fromkeys(("weight", "route", "counter"), numbers)
     sent["reduce"] = (of.reduced[one] > 0.0).astype(np.int64)
     program = Program(
