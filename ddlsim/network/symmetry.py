@@ -105,8 +105,8 @@ def _members(engine: Engine, instances: Sequence[int]) -> _Members | None:
         thread = np.empty(len(sends), dtype=np.int64)
         thread[sender], thread[shape.messages["step"]] = shape.messages["src"], shape.messages["dst"]
         turn = np.arange(len(sender)) - shape.steps["send"][sender]
-        numbers = {"first_step": shape.first_step, "following": shape.steps["next"], "sender": sender}
-        numbers["receiver"] = shape.messages["step"]
+        numbers: dict[str, NDArray[Any]] = {"first_step": shape.first_step, "following": shape.steps["next"]}
+        numbers |= {"sender": sender, "receiver": shape.messages["step"]}
         plain = {"repeat": shape.steps["repeat"], "node": node, "turn": turn, "routes": net.routes[rows["route"]]}
         plain["size"] = net.instances["nbytes"][instances[i]] * net.weights[rows["weight"]]
         plain["reduced"] = rows["reduce"] * net.nodes["reduce_time"][rows["target"]]
