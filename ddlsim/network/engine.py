@@ -325,6 +325,10 @@ class Engine:
         """Prepare an execution of `schedule` for a client, with rank r at ``nodes[r]``; return its id."""
         sizes = None if isinstance(nbytes, (int, float)) else nbytes
         program = self._register(schedule, nodes, sizes, client)
+        return self.execution(program, 1.0 if sizes is not None else float(cast(float, nbytes)), client)
+
+    def execution(self, program: int, nbytes: float, client: int) -> int:
+        """Prepare an execution of a program, with a buffer of `nbytes` on each rank; return its id."""
         shape = self._shapes[program]
         free = self._free_instances[program]
         instance = free.pop() if free else self._new_instance(program, shape)
@@ -336,7 +340,7 @@ class Engine:
         net.arrivals[counters:ranks].view(np.int64)[:] = 0  # all fields; assigning records is slow
         net.counters[ranks : ranks + shape.n_ranks] = shape.n_lanes
         row["ranks_left"] = shape.n_ranks
-        row["nbytes"] = 1.0 if sizes is not None else float(cast(float, nbytes))
+        row["nbytes"] = nbytes
         row["client"] = client
         net.counts.n_live += 1
         net.counts.live_threads += shape.n_ranks * shape.n_lanes
@@ -348,15 +352,15 @@ class Engine:
         self.ensure_slots()
         return instance
 
-    def n_messages(self, instance: int) -> int:
-        """Return the number of messages of an execution."""
-        return self._shapes[self.instance_program[instance]].n_deliveries
+    def shape(self, instance: int) -> Program:
+        """Return the program of an execution."""
+        return self._shapes[self.instance_program[instance]]
 
     def end(self, instances: Iterable[int]) -> None:
         """End executions that no rank has entered, so that they can be reused."""
         counts = self.net.counts
         for instance in instances:
-            shape = self._shapes[self.instance_program[instance]]
+            shape = self.shape(instance)
             self.net.instances["ranks_left"][instance] = 0
             counts.n_live -= 1
             counts.live_threads -= shape.n_ranks * shape.n_lanes
@@ -538,10 +542,19 @@ class Engine:
         if key in self._programs:
             return self._programs[key]
         shape = compile_schedule(schedule, sizes)
+        lanes = shape.messages["src"].astype(np.int64) // shape.n_ranks  # each (a channel of NCCL) has own connections
+        self._kept.append((schedule, sizes))
+        self._programs[key] = self.add(shape, nodes, client, lanes)
+        return self._programs[key]
+
+    def add(self, shape: Program, nodes: Ints, client: int, flows: Ints) -> int:
+        """Add a program of a client, with rank r at ``nodes[r]``, and return its number.
+
+        flows  (n_messages,) numbers of the connections of the messages
+        """
         # threads are numbered lane by lane, so "wrap" makes ranks of them
         source, target = (nodes.take(shape.messages[end], mode="wrap") for end in ("src", "dst"))
-        lanes = shape.messages["src"].astype(np.int64) // shape.n_ranks  # each (a channel of NCCL) has own connections
-        route = self._add_routes(source, target, client, shape.latency, lanes)
+        route = self._add_routes(source, target, client, shape.latency, flows)
         self.net.routes["handled"][route : route + shape.n_messages] = shape.handled
         weight = self._append("weights", shape.weights)
         self._append("headers", shape.headers)
@@ -560,8 +573,6 @@ class Engine:
         thread = self._append("tables", np.where(shape.first_step < 0, -1, step + shape.first_step))
         bound = shape.sends_bound + self.net.counts.ahead * shape.n_ranks * shape.n_lanes
         program = self._append("programs", (thread, shape.n_ranks, shape.n_lanes, bound))
-        self._programs[key] = program
-        self._kept.append((schedule, sizes))
         self._shapes.append(shape)
         self._free_instances[program] = []
         return program

@@ -26,32 +26,25 @@ from ddlsim.network import state as st
 from ddlsim.network.busy import Logged
 from ddlsim.network.engine import Engine
 from ddlsim.network.state import Floats, Ints
+from ddlsim.network.symmetry import Books, course
 
 #: messages of a collective from which recording pays: smaller ones are simulated faster than Python can replay them
 LARGE = 1 << 14
 #: places of compensated sums in ``Net.reals``
 _SUMS = [st.Reals.places[name] for name in ("issued", "issued_hops", "delivered")]
 _KEPT = 64  # maximum number of recorded episodes
+#: messages of an episode from which looking for ranks that are alike pays, and number of messages per row of a program
+FOLDED, REPEATED = 1 << 20, 16
 
 #: (program, bytes) of each collective, in order of entry
 _Key = tuple[tuple[int, float], ...]
-
-
-class _Books(NamedTuple):
-    """Traffic counted by the kernel: bytes (as two words) and busy s of each channel, and the sums in ``Net.reals``."""
-
-    nbytes: Floats  # (2, n_channels)
-    busy: Floats
-    sums: Floats  # (sums, 2)
-    n_messages: int
-    n_parts: int  # of the log
 
 
 @dataclass(frozen=True)
 class Episode:
     """Course of collectives that enter an idle network, until it is idle again.
 
-    ends        per collective: seconds until each rank with tasks has ended, (n_ranks,)
+    ends        per collective: when each rank with tasks ended, s, (n_ranks,)
     nbytes      (n_channels,) bytes carried by each channel; busy: busy s of each channel
     sums        increases of the kernel's sums, in bytes
     n_messages  messages delivered
@@ -93,14 +86,15 @@ class Episodes:
     def __init__(self, engine: Engine, bystanders: int) -> None:
         self._engine, self._bystanders = engine, bystanders
         self._episodes: dict[_Key, Episode | None] = {}  # None: it was interrupted
-        self._noted: tuple[_Entry, _Books, int] | None = None  # being recorded, with books and entries before
+        self._noted: tuple[_Entry, Books, int] | None = None  # being recorded, with books and entries before
         self._told: _Entry | None = None
         self._n_told = 0  # ends of it that have been replayed
+        self._after: Books | None = None  # the books at its end, if it has been simulated in part
         self._ends: list[Ends] = []  # those that remain, the next one last
 
     def is_large(self, instance: int) -> bool:
         """Return whether recording a collective pays."""
-        return self._engine.n_messages(instance) >= LARGE
+        return self._engine.shape(instance).n_deliveries >= LARGE
 
     # ------------------------------------------------------------ recording
 
@@ -116,17 +110,20 @@ class Episodes:
         # NaN: not ended; a bystander may end after all ranks with tasks
         if not alone or np.concatenate(times).max() != net.reals.now:
             return
-        books = self._books()
-        sums, nbytes = books.sums - before.sums, books.nbytes - before.nbytes
-        self._episodes[entry.key] = Episode(
-            tuple(rank_ends - entry.start for rank_ends in times),
+        self._record(entry, times, before, self._books())
+
+    def _record(self, entry: _Entry, times: list[Floats], before: Books, after: Books) -> Episode:
+        sums, nbytes = after.sums - before.sums, after.nbytes - before.nbytes
+        episode = self._episodes[entry.key] = Episode(
+            tuple(times),
             nbytes.sum(axis=0),
-            books.busy - before.busy,
+            after.busy - before.busy,
             sums.sum(axis=1),
-            books.n_messages - before.n_messages,
+            after.n_messages - before.n_messages,
             entry.start,
             self._engine.logged[before.n_parts :],
         )
+        return episode
 
     def enter(self, ids: list[int], instances: Ints, ranks: Ints, now: float) -> bool:
         """Let all ranks enter collectives now (arguments as for `kernel.join`); return whether :meth:`take` replays the
@@ -141,7 +138,16 @@ class Episodes:
             self._tell(entry, episode)
             return True
         if alone and key not in self._episodes and len(self._episodes) < _KEPT:
-            self._noted = entry, self._books(), self._engine.n_entries
+            before = self._books()
+            shapes = [self._engine.shape(number) for number in ids]
+            n_messages, n_rows = sum(each.n_deliveries for each in shapes), sum(each.n_messages for each in shapes)
+            pays = n_messages >= max(FOLDED, REPEATED * n_rows) and not self._bystanders
+            folded = course(self._engine, ids, before, now) if pays else None
+            if folded is not None:
+                self._tell(entry, self._record(entry, folded[0], before, folded[1]))
+                self._after = folded[1]
+                return True
+            self._noted = entry, before, self._engine.n_entries
         self._join(entry)
         return False
 
@@ -158,12 +164,12 @@ class Episodes:
         memory = net.counts.shared or net.counts.transported or net.counts.n_stopped or len(net.changes)
         return bool(net.counts.replay) and not memory and not net.buckets["burst"].any()
 
-    def _books(self) -> _Books:
+    def _books(self) -> Books:
         engine = self._engine
         if engine.net.counts.log_used:
             engine.empty_log()
         net = engine.net
-        return _Books(
+        return Books(
             np.array([net.channels["nbytes"], net.channels["nbytes_low"]]),
             net.channels["busy"].copy(),
             np.array([net.reals.array[place : place + 2] for place in _SUMS]),
@@ -179,8 +185,10 @@ class Episodes:
         return self._ends[-1].time if self._ends else np.inf
 
     def _tell(self, entry: _Entry, episode: Episode) -> None:
-        self._told, self._n_told = entry, 0
-        times = entry.start + np.concatenate(episode.ends)
+        self._told, self._n_told, self._after = entry, 0, None
+        times = np.concatenate(episode.ends)
+        if entry.start != episode.start:
+            times = entry.start + (times - episode.start)
         which = np.repeat(np.arange(len(entry.ids)), [len(rank_ends) for rank_ends in episode.ends])
         ranks = np.concatenate([np.arange(len(rank_ends)) for rank_ends in episode.ends])
         order = np.lexsort((ranks, np.array(entry.ids)[which], times))  # in the order of the kernel's completions
@@ -205,12 +213,16 @@ class Episodes:
         net, episode = engine.net, self._episodes[entry.key]
         assert episode is not None
         self._told = engine.untold = None
-        channels = net.channels
-        _add(channels["nbytes"], channels["nbytes_low"], episode.nbytes)
-        channels["busy"] += episode.busy
-        reals = net.reals.array
-        for place, nbytes in zip(_SUMS, episode.sums, strict=True):
-            _add(reals[place : place + 1], reals[place + 1 : place + 2], nbytes)
+        channels, reals, after = net.channels, net.reals.array, self._after
+        if after is not None:
+            channels["nbytes"], channels["nbytes_low"], channels["busy"] = *after.nbytes, after.busy
+            for place, words in zip(_SUMS, after.sums, strict=True):
+                reals[place : place + 2] = words
+        else:
+            _add(channels["nbytes"], channels["nbytes_low"], episode.nbytes)
+            channels["busy"] += episode.busy
+            for place, nbytes in zip(_SUMS, episode.sums, strict=True):
+                _add(reals[place : place + 1], reals[place + 1 : place + 2], nbytes)
         net.counts.n_messages += episode.n_messages
         net.counts.fast_forwarded += episode.n_messages
         if episode.log:
