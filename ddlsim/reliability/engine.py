@@ -710,6 +710,37 @@ class Pace:
         return np.asarray(self.clock[after - 1] + share * (self.clock[after] - self.clock[after - 1]) + late)
 
 
+class GrowingPace(Pace):
+    """A pace that is simulated only as far as it is asked for.
+
+    simulated  returns the pace at least until a time in s, and whether that is all of it
+    """
+
+    def __init__(self, simulated: Callable[[float], tuple[Pace, bool]]) -> None:
+        first, is_all = simulated(-1.0)
+        vars(self).update(vars(first), _simulated=simulated, _is_all=is_all)
+
+    def until(self, time: Floats | float) -> Floats:
+        self._grow("clock", float(np.max(time, initial=0.0)))
+        return super().until(time)
+
+    def when(self, work: Floats | float) -> Floats:
+        self._grow("work", float(np.max(work, initial=0.0)))
+        return super().when(work)
+
+    def computed(self, start: float, end: float) -> Floats:
+        self._grow("clock", math.inf)
+        return super().computed(start, end)
+
+    def _grow(self, axis: str, value: float) -> None:
+        """Simulate until the last point on an axis is beyond a value."""
+        limit = value
+        while not vars(self)["_is_all"] and vars(self)[axis][-1] <= value:
+            longer, is_all = vars(self)["_simulated"](limit)
+            vars(self).update(vars(longer), _is_all=is_all)
+            limit = 2.0 * max(limit, float(longer.clock[-1]))
+
+
 #: of a run without events
 STEADY = Pace(np.zeros(2), np.zeros(2))
 
