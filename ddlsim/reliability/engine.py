@@ -758,9 +758,10 @@ class _Steady(Pace):
     """The pace of a run without events: work is time. This takes a tenth of the time of the general case."""
 
     def until(self, time: Floats | float) -> Floats:
-        return np.maximum(time, 0.0)  # type: ignore[return-value]
+        return np.maximum(time, 0.0)
 
-    when = until
+    def when(self, work: Floats | float) -> Floats:
+        return np.maximum(work, 0.0)
 
 
 #: of a run without events
@@ -837,12 +838,12 @@ class FailureFreeTimeline:
             if len(recent) == 100:
                 blocks.append(self._repeated(np.array(recent), due))
                 step, recent = int(blocks[-1][-1]), []
-                if sum(map(len, blocks)) > MOST_CHECKPOINTS:
-                    raise ConfigError(
-                        f"checkpoints: more than {MOST_CHECKPOINTS:,} checkpoints in {done:.4g} s; reduce max_time (30 "
-                        "days by default) to at most this time, or increase the time between checkpoints"
-                    )
             done = float(self.end_of(np.array(step)))
+            if not recent and sum(map(len, blocks)) > MOST_CHECKPOINTS:
+                raise ConfigError(
+                    f"checkpoints: more than {MOST_CHECKPOINTS:,} checkpoints in {done:.4g} s; reduce max_time "
+                    "(30 days by default) to at most this time, or increase the time between checkpoints"
+                )
         steps = np.concatenate([*blocks, recent]).astype(np.int64)
         ends = not self.cycle and (not len(steps) or steps[-1] < self.n_steps)
         return np.append(steps, self.n_steps) if ends else steps

@@ -220,7 +220,7 @@ class Failures:
         return iter(self.recorded)
 
     def check_number(self, n_units: int, length: float) -> None:
-        """Raise ConfigError if so many failures are expected in `length` s that not all of them can be sampled."""
+        """Raise ConfigError if far more than `MOST` failures are expected in `length` s."""
         mean = si(self.mtbf or math.inf, "time")
         if length * n_units > (1.05 * MOST + n_units) * mean:  # certainly too many, whatever is sampled
             raise self._too_many(n_units, MOST / n_units * mean)

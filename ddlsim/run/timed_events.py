@@ -107,6 +107,12 @@ def events_of(experiment: Experiment, faults: Iterable[Any]) -> list[Event]:
     ]
 
 
+#: clock, work and seconds of computing; short faults, and progress with them, in environments that are alike
+Points = tuple[list[float], list[float], list[Floats]]
+Short = dict[object, list[Event]]
+Known = dict[object, "Progress"]
+
+
 class Paces:
     """The progress of an experiment's training on the clock."""
 
@@ -150,13 +156,7 @@ class Paces:
         return GrowingPace(functools.partial(self._pace_up_to, (clock, work, busy), spans, short, until < length, {}))
 
     def _pace_up_to(
-        self,
-        beginning: tuple[list[float], list[float], list[Floats]],
-        spans: Sequence[Span],
-        short: dict[object, list[Event]],
-        goes_on: bool,
-        known: dict[object, Progress],
-        limit: float,
+        self, beginning: Points, spans: list[Span], short: Short, goes_on: bool, known: Known, limit: float
     ) -> tuple[Pace, bool]:
         """Return the pace at least until `limit` (s), and whether that is all of it.
 
@@ -164,7 +164,7 @@ class Paces:
         goes_on    whether the mean pace of the spans continues after them
         known      progress with short faults in environments that are alike, as far as it has been simulated
         """
-        clock, work, busy = (list(each) for each in beginning)
+        clock, work, busy = beginning[0].copy(), beginning[1].copy(), beginning[2].copy()
         rate, computing, is_all = 0.0, busy[0], False
         needed = {each.alike: each.offset + min(each.end, limit) - each.begin for each in spans if each.begin <= limit}
         for span in spans:
@@ -188,14 +188,12 @@ class Paces:
                 clock.append(span.end)
         else:
             is_all = True
-        if goes_on and is_all:
-            rate, computing = work[-1] / clock[-1], busy[-1] / clock[-1]
+            if goes_on:
+                rate, computing = work[-1] / clock[-1], busy[-1] / clock[-1]
         points = [np.array(each[:1] + each) for each in (clock, work, busy)]
         return Pace(points[0], points[1], rate, points[2], computing), is_all
 
-    def _spans(
-        self, events: Sequence[Event], since: float, until: float
-    ) -> tuple[list[Span], dict[object, list[Event]]]:
+    def _spans(self, events: Sequence[Event], since: float, until: float) -> tuple[list[Span], Short]:
         """Return the times between `since` and `until` (s) in which the same long events last, and the short faults in
         environments that are alike, by the time that these have lasted."""
         few_steps = self._environment(())[0] * sum(self.steady.window)
@@ -462,6 +460,6 @@ class _Shortened:
         """Return the unshortened times of shortened ones, s."""
         return np.asarray(times + self._omitted[np.searchsorted(self._at, times, "left").clip(1) - 1])
 
-    def left_out(self, time: Floats) -> Floats:
+    def left_out(self, time: Floats | float) -> Floats:
         """Return how many s have been left out until an unshortened `time`."""
         return np.asarray(np.interp(time, self.knots, self._until))
