@@ -9,6 +9,7 @@ checkpoints are known (:class:`FailureFreeTimeline`), so the engine jumps to the
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ddlsim.cluster.cluster import Floats, Ints
-from ddlsim.errors import DdlsimError, SuggestsAttributes
+from ddlsim.errors import ConfigError, DdlsimError, SuggestsAttributes
 from ddlsim.readable import count, duration, percent
 from ddlsim.reliability.checkpoints import NO_CHECKPOINTS, Cost
 from ddlsim.reliability.failures import Failure, Failures
@@ -36,6 +37,9 @@ KINDS = ("useful", "lost", "checkpointing", "detecting", "repairing", "restartin
 NEVER = Failure(math.inf, 0, 0.0)
 #: consecutive failures without a checkpoint in between after which the simulation gives up
 HOPELESS = 100_000
+#: largest number of checkpoints in a timeline
+MOST_CHECKPOINTS = 10_000_000
+LESS_OFTEN = "use parts that fail less often"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -226,6 +230,8 @@ class _Course:
     def __init__(self, timeline: FailureFreeTimeline, outages: Outages, length: float) -> None:
         self.timeline, self.outages, self.length, self.now = timeline, outages, length, 0.0
         self.failures = outages.failures
+        if timeline.cycle:  # it does not end earlier
+            self.failures.check_number(len(outages.parts), length)
         self.spent = dict.fromkeys(KINDS, 0.0)
         self.events: list[tuple[float, int, float]] = []
         self._fruitless = 0
@@ -305,7 +311,7 @@ class _AllWait(_Course):
             self.progress(
                 position > begin,
                 f"they never leave time for the {timeline.every:.6g} s of training until a checkpoint; write "
-                "checkpoints more often, or use parts that fail less often",
+                f"checkpoints more often, or {LESS_OFTEN}",
             )
             lost = self.now - self._time(position, start, begin)
             self.spent["lost"] += lost
@@ -350,6 +356,8 @@ class _AllWait(_Course):
             self._pass("repairing", there - self.now)
             if outages.next.time >= self.now + restart or self.now >= self.length:
                 return self._pass("restarting", restart)
+            if math.isinf(self.length):
+                self.progress(False, f"they never leave time for the {restart:.6g} s of a restart; {LESS_OFTEN}")
             if outages.next.time > self.now:
                 self._pass("restarting", outages.next.time - self.now)
 
@@ -521,7 +529,7 @@ class TakeTurns(_Course):
         elif fails:
             lost = seconds - checkpointing - trained
             self._book("lost", lost)
-            self.progress(trained > 0.0, "they never leave time for a step; use parts that fail less often")
+            self.progress(trained > 0.0, f"they never leave time for a step; {LESS_OFTEN}")
             self._fails(lost)
         elif self.now < self.length and not replicated and not self._save(group):
             return True
@@ -588,7 +596,11 @@ class TakeTurns(_Course):
         warned, self.warned = self.warned, False
         if failed and not warned:
             self._pass("detecting", self.now + self.failures.detection_seconds)
-        while self.now < self.length:
+        for n_failed in itertools.count():
+            if self.now >= self.length:
+                break
+            if n_failed > HOPELESS and math.isinf(self.length):
+                raise DdlsimError(f"elastic: {HOPELESS:,} failures, and no time for a new group to form; {LESS_OFTEN}")
             grown = self.outages.welcome(self.now)
             there = set(range(self.groups.n_machines)) - self.outages.out
             group = self.groups.on(there) if there else None
@@ -635,6 +647,7 @@ Windows = Sequence[tuple[float, float]]
 
 def windows(outages: Outages, n_machines: int, length: float) -> list[list[tuple[float, float]]]:
     """Return the outages (start in s, end in s) of each machine that begin by `length` (s)."""
+    outages.failures.check_number(len(outages.parts), length)
     out_of_service: list[list[tuple[float, float]]] = [[] for _ in range(n_machines)]
     while outages.next.time <= length:
         outages.welcome(outages.next.time)
@@ -710,8 +723,49 @@ class Pace:
         return np.asarray(self.clock[after - 1] + share * (self.clock[after] - self.clock[after - 1]) + late)
 
 
+class GrowingPace(Pace):
+    """A pace that is simulated only as far as it is asked for.
+
+    simulated  returns the pace at least until a time in s, and whether that is all of it
+    """
+
+    def __init__(self, simulated: Callable[[float], tuple[Pace, bool]]) -> None:
+        first, is_all = simulated(-1.0)
+        vars(self).update(vars(first), _simulated=simulated, _is_all=is_all)
+
+    def until(self, time: Floats | float) -> Floats:
+        self._grow("clock", float(np.max(time, initial=0.0)))
+        return super().until(time)
+
+    def when(self, work: Floats | float) -> Floats:
+        self._grow("work", float(np.max(work, initial=0.0)))
+        return super().when(work)
+
+    def computed(self, start: float, end: float) -> Floats:
+        self._grow("clock", math.inf)
+        return super().computed(start, end)
+
+    def _grow(self, axis: str, value: float) -> None:
+        """Simulate until the last point on an axis is beyond a value."""
+        limit = value
+        while not vars(self)["_is_all"] and vars(self)[axis][-1] <= value:
+            longer, is_all = vars(self)["_simulated"](limit)
+            vars(self).update(vars(longer), _is_all=is_all)
+            limit = 2.0 * max(limit, float(longer.clock[-1]))
+
+
+class _Steady(Pace):
+    """The pace of a run without events: work is time. This takes a tenth of the time of the general case."""
+
+    def until(self, time: Floats | float) -> Floats:
+        return np.maximum(time, 0.0)
+
+    def when(self, work: Floats | float) -> Floats:
+        return np.maximum(work, 0.0)
+
+
 #: of a run without events
-STEADY = Pace(np.zeros(2), np.zeros(2))
+STEADY = _Steady(np.zeros(2), np.zeros(2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -777,14 +831,34 @@ class FailureFreeTimeline:
         """Numbers of the steps after which a checkpoint is written, including the last step if the training ends."""
         if math.isinf(self.every):
             return np.empty(0, dtype=np.int64)
-        steps, done = [], 0.0
+        blocks, recent, done = list[Ints](), list[int](), 0.0
         due = self.every * (1.0 - 1e-12)  # a step that ends exactly when the checkpoint is due is not too early
         while (step := self._first_at(done + due)) <= self.n_steps:
-            steps.append(step)
+            recent.append(step)
+            if len(recent) == 100:
+                blocks.append(self._repeated(np.array(recent), due))
+                step, recent = int(blocks[-1][-1]), []
             done = float(self.end_of(np.array(step)))
-        if not self.cycle and (not steps or steps[-1] < self.n_steps):
-            steps.append(self.n_steps)
-        return np.array(steps, dtype=np.int64)
+            if not recent and sum(map(len, blocks)) > MOST_CHECKPOINTS:
+                raise ConfigError(
+                    f"checkpoints: more than {MOST_CHECKPOINTS:,} checkpoints in {done:.4g} s; reduce max_time "
+                    "(30 days by default) to at most this time, or increase the time between checkpoints"
+                )
+        steps = np.concatenate([*blocks, recent]).astype(np.int64)
+        ends = not self.cycle and (not len(steps) or steps[-1] < self.n_steps)
+        return np.append(steps, self.n_steps) if ends else steps
+
+    def _repeated(self, steps: Ints, due: float) -> Ints:
+        """Return steps with a checkpoint and further ones, as long as their distances are repeated."""
+        distances = np.diff(steps)
+        n = next((n for n in range(1, len(steps) // 2) if (distances[n:] == distances[:-n]).all()), 0)
+        if not n:
+            return steps
+        further = np.concatenate([steps, steps[-1] + np.cumsum(np.resize(distances[-n:], 100_000))])
+        further = further[further <= self.n_steps]
+        times = self.end_of(further[:-1]) + due
+        right = (self.end_of(further[1:] - 1) < times) & (times <= self.end_of(further[1:]))
+        return further[: len(right) + 1 if right.all() else int(right.argmin()) + 1]
 
     def _first_at(self, time: float) -> int:
         """Return the number of the first step that ends at `time` or later; one more than the last if there is none."""

@@ -219,15 +219,24 @@ class Failures:
                 )
         return iter(self.recorded)
 
+    def check_number(self, n_units: int, length: float) -> None:
+        """Raise ConfigError if far more than `MOST` failures are expected in `length` s."""
+        mean = si(self.mtbf or math.inf, "time")
+        if length * n_units > (1.05 * MOST + n_units) * mean:  # certainly too many, whatever is sampled
+            raise self._too_many(n_units, MOST / n_units * mean)
+
+    def _too_many(self, n_units: int, seconds: float) -> ConfigError:
+        return ConfigError(
+            f"failures: more than {MOST:,} failures of {n_units} parts in {seconds:.4g} s; reduce max_time "
+            "(30 days by default) to at most this time, or increase mtbf"
+        )
+
     def _drawn(self, mean: float, n_units: int, seed: int, index: int) -> Iterator[Failure]:
         repair = si(self.repair, "time")
         # the clock of a part also runs while it is repaired
         for n, (time, unit) in enumerate(recurring(mean, self.shape, n_units, 0.0, seed, index, "failures")):
             if n >= MOST:
-                raise ConfigError(
-                    f"failures: more than {MOST:,} failures of {n_units} parts in {time:.4g} s; reduce max_time "
-                    "(30 days by default) to at most this time, or increase mtbf"
-                )
+                raise self._too_many(n_units, time)
             yield Failure(time, unit, repair)
 
 

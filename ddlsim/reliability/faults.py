@@ -45,6 +45,7 @@ MAX_FAULTS = 20_000
 #: number of the first sample of link faults, which all jobs share
 SHARED = 1_000_000
 Simulated = TypeVar("Simulated")
+Moved = TypeVar("Moved")
 
 
 # ------------------------------------------------------------ effects
@@ -200,6 +201,13 @@ def disturbances_of(effects: Sequence[Effect], cluster: Cluster, nodes: Sequence
 # ------------------------------------------------------------ faults at known times
 
 
+def _moved(fault: Moved, **times: float) -> Moved:
+    """Return a fault with other times, which are valid: `replace` would check each copy."""
+    moved = copy.copy(fault)
+    vars(moved).update(times)
+    return moved
+
+
 def _settle(fault: object, **values: Any) -> None:
     """Set the fields of a fault, with its times converted to s."""
     for name, value in values.items():
@@ -338,12 +346,12 @@ class LinkFault:
         and for `reroute` seconds after the link has recovered.
         """
         end, turn = self.start + self.duration, self.start + self.reroute
-        lasting = dataclasses.replace(self, start=0.0, duration=FOREVER, reroute=math.inf)
+        lasting = _moved(self, start=0.0, duration=FOREVER, reroute=math.inf)
         if self.reroute >= self.duration:
             return [(self.start, end, lasting)]
         phases: list[tuple[float, float, LinkFault | Avoided]] = [
             (self.start, turn, lasting),
-            (turn, end, dataclasses.replace(lasting, reroute=0.0)),
+            (turn, end, _moved(lasting, reroute=0.0)),
             (end, end + self.reroute, Avoided(self.source, self.target, 0.0, FOREVER)),
         ]
         return [phase for phase in phases if phase[0] < phase[1]]
@@ -437,7 +445,8 @@ def phases(event: Any) -> list[tuple[float, float, Any]]:
     """Return (start in s, end in s, permanent event from 0 s on) per phase of a fault, job or background traffic."""
     if hasattr(event, "phases"):
         return list(event.phases())
-    lasting = dataclasses.replace(event, start=0.0, duration=FOREVER)
+    move = _moved if isinstance(event, Slowdown | Stop | Pause) else dataclasses.replace
+    lasting = move(event, start=0.0, duration=FOREVER)
     return [(event.start, event.start + event.duration, lasting)]
 
 
@@ -619,9 +628,7 @@ def sampled(
                     "reduce max_time, or increase mtbf"
                 )
             for fault in parts[part]:
-                at = copy.copy(fault)  # `replace` would validate each copy
-                object.__setattr__(at, "start", time)
-                faults_at.append(at)
+                faults_at.append(_moved(fault, start=time))
     return tuple(sorted(faults_at, key=lambda fault: fault.start))
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.cluster import Floats
 from ddlsim.errors import ConfigError, NoUpdateError
-from ddlsim.reliability.engine import STEADY, Pace
+from ddlsim.reliability.engine import STEADY, GrowingPace, Pace
 from ddlsim.reliability.faults import at_known_times, horizon_of, phases, sampled
 from ddlsim.run.experiment import Experiment
 from ddlsim.runtime.feed import Mix
@@ -107,6 +107,12 @@ def events_of(experiment: Experiment, faults: Iterable[Any]) -> list[Event]:
     ]
 
 
+#: clock, work and seconds of computing; short faults, and progress with them, in environments that are alike
+Points = tuple[list[float], list[float], list[Floats]]
+Short = dict[object, list[Event]]
+Known = dict[object, "Progress"]
+
+
 class Paces:
     """The progress of an experiment's training on the clock."""
 
@@ -147,29 +153,47 @@ class Paces:
             clock, work = [list(times) for times in zip((0.0, 0.0), *((a, b) for (a, _), (b, _) in ends), strict=True)]
             busy = [time * _computing(result) for time in clock]
         spans, short = self._spans(events, clock[-1], until)
-        known: dict[object, Progress] = {}
+        return GrowingPace(functools.partial(self._pace_up_to, (clock, work, busy), spans, short, until < length, {}))
+
+    def _pace_up_to(
+        self, beginning: Points, spans: list[Span], short: Short, goes_on: bool, known: Known, limit: float
+    ) -> tuple[Pace, bool]:
+        """Return the pace at least until `limit` (s), and whether that is all of it.
+
+        beginning  clock, work and computing (s) in the simulated steps
+        goes_on    whether the mean pace of the spans continues after them
+        known      progress with short faults in environments that are alike, as far as it has been simulated
+        """
+        clock, work, busy = beginning[0].copy(), beginning[1].copy(), beginning[2].copy()
+        rate, computing, is_all = 0.0, busy[0], False
+        needed = {each.alike: each.offset + min(each.end, limit) - each.begin for each in spans if each.begin <= limit}
         for span in spans:
+            if clock[-1] > limit:
+                break
             rate, computing = self._rates(span.active)
+            end = span.offset + span.end - span.begin
             if rate and span.alike in short:
-                if span.alike not in known:
-                    known[span.alike] = self._progress(span.active, short[span.alike])
-                times, done, disturbed = known[span.alike].between(span.offset, span.offset + span.end - span.begin)
+                if span.alike not in known or known[span.alike].reach < needed[span.alike]:
+                    known[span.alike] = self._progress(span.active, short[span.alike], needed[span.alike])
+                times, done, disturbed = known[span.alike].between(span.offset, end)
                 clock += (span.begin + (times - span.offset)).tolist()
                 work += (work[-1] + rate * done).tolist()
                 calm = times - span.offset - disturbed
                 busy += list(busy[-1] + np.outer(disturbed, known[span.alike].computing) + np.outer(calm, computing))
+                if known[span.alike].reach < end:
+                    break
             elif span is not spans[-1]:
                 work.append(work[-1] + rate * (span.end - span.begin))
                 busy.append(busy[-1] + computing * (span.end - span.begin))
                 clock.append(span.end)
-        if until < length:  # as until then
-            rate, computing = work[-1] / clock[-1], busy[-1] / clock[-1]
-        beginning = [np.array(each[:1] + each) for each in (clock, work, busy)]
-        return Pace(beginning[0], beginning[1], rate, beginning[2], computing)
+        else:
+            is_all = True
+            if goes_on:
+                rate, computing = work[-1] / clock[-1], busy[-1] / clock[-1]
+        points = [np.array(each[:1] + each) for each in (clock, work, busy)]
+        return Pace(points[0], points[1], rate, points[2], computing), is_all
 
-    def _spans(
-        self, events: Sequence[Event], since: float, until: float
-    ) -> tuple[list[Span], dict[object, list[Event]]]:
+    def _spans(self, events: Sequence[Event], since: float, until: float) -> tuple[list[Span], Short]:
         """Return the times between `since` and `until` (s) in which the same long events last, and the short faults in
         environments that are alike, by the time that these have lasted."""
         few_steps = self._environment(())[0] * sum(self.steady.window)
@@ -196,8 +220,8 @@ class Paces:
                     short[span.alike].append(Event(first, first + (end - start), event.field, event.what))
         return spans, dict(short)
 
-    def _progress(self, active: Sequence[Event], faults: Sequence[Event]) -> Progress:
-        """Return the progress of the training with short faults while other events last."""
+    def _progress(self, active: Sequence[Event], faults: Sequence[Event], limit: float) -> Progress:
+        """Return the progress of the training with short faults at least until `limit` (s), while other events last."""
         from ddlsim.run.simulate import clock_of, complete
 
         experiment, strategy = self.steady, contract.of(self.steady.strategy)
@@ -214,7 +238,7 @@ class Paces:
 
         step_time, n_steps = self._environment(active)[0], sum(experiment.window)
         n_updates = strategy.updates(n_steps, len(self._nodes))
-        return progress(faults, simulate, step_time, n_steps, strategy.cycle_length, n_updates)
+        return progress(faults, simulate, step_time, n_steps, strategy.cycle_length, n_updates, limit)
 
     def _with(self, events: Iterable[Event]) -> dict[str, Any]:
         """Return the fields of the experiment with these events in addition to what is always there."""
@@ -299,13 +323,15 @@ class Progress:
     time       s, ascending from 0, shape (n,)
     done       s that a training without these faults needs for the same steps, shape (n,)
     last       s at which the last of these faults ends
-    computing  share of the time up to then that each worker computes, shape (n_workers,)
+    computing  share of the time up to then that each worker computes, shape (n_workers,); NaN if `reach` is finite
+    reach      s up to which all of this is known
     """
 
     time: Floats
     done: Floats
     last: float
     computing: Floats
+    reach: float = math.inf
 
     def until(self, time: Floats | float) -> Floats:
         """Return how far a training without these faults is when this one is at `time`; both in s."""
@@ -313,8 +339,10 @@ class Progress:
         return np.asarray(np.interp(time, self.time, self.done) + late)
 
     def between(self, start: float, end: float) -> tuple[Floats, Floats, Floats]:
-        """Return times from after `start` up to the `end`, if it is finite, between which progress is linear; how far
-        a training without these faults goes from `start` on; and the s up to the last fault. Shape (n,) each."""
+        """Return times from after `start` up to the `end` or `reach`, if that is finite, between which progress is
+        linear; how far a training without these faults goes from `start` on; and the s up to the last fault. Shape (n,)
+        each."""
+        end = min(end, self.reach)
         points = self.time[(self.time > start) & (self.time < end)]
         times = np.append(points, end) if math.isfinite(end) else points
         disturbed = np.minimum(times, self.last) - min(start, self.last)
@@ -326,7 +354,13 @@ Simulate = Callable[[Sequence[Event], int, float], "Result"]
 
 
 def progress(
-    faults: Sequence[Event], simulate: Simulate, step_time: float, n_steps: int, n_repeated: int, n_updates: int
+    faults: Sequence[Event],
+    simulate: Simulate,
+    step_time: float,
+    n_steps: int,
+    n_repeated: int,
+    n_updates: int,
+    limit: float,
 ) -> Progress:
     """Return the progress of a training with short faults from the end of its first `n_steps` steps on.
 
@@ -335,35 +369,50 @@ def progress(
     n_steps     steps that are simulated between two faults, if there are as many
     n_repeated  steps after which the training without these faults repeats
     n_updates   number of updates in the first steps
+    limit       s up to which the progress is needed at least
     """
     few, cycle, last = n_steps * step_time, n_repeated * step_time, max(fault.end for fault in faults)
-    n_needed = math.ceil((_Shortened(faults, few, cycle).end + 2.0 * few) / step_time) + 1
+    shortened = _Shortened(faults, few, cycle)
+    n_needed = math.ceil((shortened.end + 2.0 * few) / step_time) + 1
     total = n_needed if n_needed <= MOST_STEPS else FIRST_STEPS
+    cut = limit - float(shortened.left_out(limit)) + 2.0 * few if limit < last else math.inf
     while True:
-        steady = simulate((), total, math.inf)
-        ends = np.array([0.0, *(time for time, _ in steady.recorder.updates)])
-        begin = float(ends[min(n_updates, len(ends) - 1)])
-        shortened = _Shortened(faults, few, cycle, begin)
         try:
-            disturbed = simulate(shortened.before(2.0 * ends[-1]), total, 2.0 * ends[-1])
+            steady = simulate((), total, cut)
+            ends = np.array([0.0, *(time for time, _ in steady.recorder.updates)])
+            begin = float(ends[min(n_updates, len(ends) - 1)])
+            shortened = _Shortened(faults, few, cycle, begin)
+            until = min(2.0 * ends[-1], cut)
+            disturbed = simulate(shortened.before(until), total, until)
         except NoUpdateError:
-            n_workers = len(steady.workloads)
-            return Progress(np.array([0.0, last]), np.zeros(2), last, np.zeros(n_workers))
+            if cut == math.inf:
+                return Progress(np.array([0.0, last]), np.zeros(2), last, np.zeros(len(steady.workloads)))
+            cut *= 2.0
+            continue
         times = np.array([0.0, *(time for time, _ in disturbed.recorder.updates)])
-        ends = ends[: len(times)]
-        is_all = times[-1] >= shortened.end
+        is_cut = "max_time" in (steady.stop_reason, until == cut and disturbed.stop_reason)
+        known = min(len(times), len(ends)) - is_cut
+        is_all, times, ends = times[-1] >= shortened.end, times[:known], ends[:known]
         time, done = shortened.given(times), ends + shortened.left_out(shortened.given(times))
-        if is_all or total >= MOST_STEPS or (n_needed > MOST_STEPS and _standard_error(time, done) <= PRECISION):
+        if is_cut:
+            if known > n_updates + 2 and time[-2] - begin >= limit:
+                break
+            cut *= 2.0
+        elif is_all or total >= MOST_STEPS or (n_needed > MOST_STEPS and _standard_error(time, done) <= PRECISION):
             break
-        total = min(4 * total, MOST_STEPS)
+        else:
+            total = min(4 * total, MOST_STEPS)
     knots = shortened.knots[shortened.knots < time[-1]]
     points = np.unique(np.concatenate([[begin], time[time > begin], knots[knots > begin]]))
     left_out = shortened.left_out(points)
     through = np.interp(points - left_out, times, ends) + left_out
+    points, through = points - begin, through - begin
+    if is_cut:
+        # rounding may take the last point beyond what is known
+        return Progress(points[:-1], through[:-1], last, np.full(len(steady.workloads), np.nan), float(points[-2]))
     calmly = steady.device_seconds["compute"] / steady.simulated_time
     calm = left_out[-1] - begin - max(disturbed.simulated_time - shortened.end, 0.0)
     computing = (disturbed.device_seconds["compute"] + calmly * calm) / (disturbed.simulated_time + calm)
-    points, through = points - begin, through - begin
     if not is_all:  # as until then
         rest = max(last - points[-1], 0.0)
         through = np.append(through, through[-1] * (1.0 + rest / points[-1]))
@@ -411,6 +460,6 @@ class _Shortened:
         """Return the unshortened times of shortened ones, s."""
         return np.asarray(times + self._omitted[np.searchsorted(self._at, times, "left").clip(1) - 1])
 
-    def left_out(self, time: Floats) -> Floats:
+    def left_out(self, time: Floats | float) -> Floats:
         """Return how many s have been left out until an unshortened `time`."""
         return np.asarray(np.interp(time, self.knots, self._until))

@@ -21,7 +21,7 @@ from ddlsim.reliability import (
     young_interval,
 )
 from ddlsim.reliability.checkpoints import Cost
-from ddlsim.reliability.engine import STEADY, Pace
+from ddlsim.reliability.engine import STEADY, Outages, Pace, windows
 
 
 def even(n_steps, step=1.0, *, every, stall=0.0, write=0.0, load=0.0):
@@ -327,3 +327,49 @@ def test_failures_are_not_drawn_without_limit(monkeypatch):
     monkeypatch.setattr("ddlsim.reliability.failures.MOST", 1000)
     with pytest.raises(ConfigError, match=r"more than 1,000 failures of 3 parts in .*; reduce max_time"):
         simulate_failures(even(10**6, 10.0, every=100.0), Failures("1000 s", restart=0.0, repair=0.0), [[0]] * 3, 1e12)
+
+
+def test_too_many_failures_are_an_error_before_they_are_sampled(monkeypatch):
+    """Of a timeline that does not end earlier, and of workers that do not wait for each other."""
+    monkeypatch.setattr("ddlsim.reliability.failures.recurring", lambda *_: iter([(1.0, 0)]))
+    timeline = FailureFreeTimeline(np.array([1.0]), 1, math.inf, Cost(0.0, 0.0, 0.0), 1e6)
+    with pytest.raises(ConfigError, match="more than 1,000,000 failures of 4 parts in 500 s; reduce max_time"):
+        simulate_failures(timeline, Failures("2 ms"), [[0]] * 4, 1e6)
+    with pytest.raises(ConfigError, match="more than 1,000,000 failures of 4 parts in 500 s; reduce max_time"):
+        windows(Outages(Failures("2 ms"), [[0]] * 4), 1, 1e6)
+    assert simulate_failures(timeline, Failures("5 s"), [[0]] * 4, 1e6).events
+    assert simulate_failures(even(10, every=1.0), Failures("2 ms"), [[0]], 1e6).finished
+
+
+def test_a_restart_that_never_ends_is_an_error(monkeypatch):
+    monkeypatch.setattr("ddlsim.reliability.engine.HOPELESS", 1000)
+    with pytest.raises(DdlsimError, match="they never leave time for the 300 s of a restart"):
+        simulate_failures(even(100, every=1.0), Failures(1.0, restart="5 min"), [[0]], math.inf)
+    endless = simulate_failures(even(10_000, every=1.0), Failures(1.0, restart="5 min"), [[0]], 5000.0)
+    assert endless.end == 5000.0
+    assert endless.useful < 20.0
+
+
+@pytest.mark.parametrize("seed", seeds(20, 200))
+def test_a_checkpoint_is_due_after_the_one_before(seed):
+    """However long the steps are, and however many repeat."""
+    draw = np.random.default_rng(seed)
+    ends = np.cumsum(draw.choice([0.1, 1.0, float(draw.uniform(0.05, 2.0))], draw.integers(1, 30)))
+    cycle, every = int(draw.integers(0, len(ends) + 1)), float(draw.choice([0.001, 1.0, 2.0, draw.uniform(0.01, 8.0)]))
+    timeline = FailureFreeTimeline(ends, cycle, every, Cost(0.0, 0.0, 0.0), float(draw.uniform(1.0, 3000.0)))
+    steps, done = [], 0.0
+    for step in range(1, timeline.n_steps + 1):
+        end = float(timeline.end_of(np.array(step)))
+        if end >= done + every * (1.0 - 1e-12):
+            steps.append(step)
+            done = end
+    if not cycle and steps[-1:] != [timeline.n_steps]:
+        steps.append(timeline.n_steps)
+    assert timeline.saved_steps.tolist() == steps
+
+
+def test_too_many_checkpoints_are_an_error(monkeypatch):
+    monkeypatch.setattr("ddlsim.reliability.engine.MOST_CHECKPOINTS", 1000)
+    timeline = FailureFreeTimeline(np.array([0.1]), 1, 0.1, Cost(0.0, 0.0, 0.0), 1e9)
+    with pytest.raises(ConfigError, match=r"checkpoints: more than 1,000 checkpoints in \S+ s; reduce max_time"):
+        _ = timeline.saved_steps

@@ -113,6 +113,43 @@ def test_workers_compute_as_much_in_a_lifetime_as_in_the_run() -> None:
     assert lived.energy == pytest.approx(run.energy, rel=0.01)
 
 
+@pytest.mark.parametrize("strategy", few(STRATEGIES, 2))
+def test_a_pace_is_the_same_however_much_of_it_is_simulated(strategy: str) -> None:
+    faults = [RandomFaults("4 s", "150 ms", kind="stop"), *FAULTS["short and long"]]
+    lived = ddlsim.simulate(experiment(strategy, faults=faults, checkpoints=NEVER, max_time="10 s"))
+    pace = lived.paces.of(None, lived.undisturbed, 120.0)
+    asked = [float(pace.when(work)) for work in (0.3, 11.7, 11.8, 25.0)] + [
+        float(pace.until(time)) for time in (30.0, 55.5)
+    ]
+    simulated = float(pace.clock[-1])
+    assert 55.5 < simulated < 119.0
+    pace.computed(0.0, 1.0)
+    assert pace.clock[-1] == 120.0
+    again = [float(pace.when(work)) for work in (0.3, 11.7, 11.8, 25.0)] + [
+        float(pace.until(time)) for time in (30.0, 55.5)
+    ]
+    assert asked == again
+
+
+def test_what_comes_after_the_end_of_a_training_is_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size of each message depends on the gradients, so even its faults are simulated with the training."""
+    simulated, training = [], ddlsim.Training("digits", updates=12, evaluate_every=6)
+
+    def complete(*args: object, **options: object) -> ddlsim.Result:
+        simulated.append(original(*args, **options))
+        return simulated[-1]
+
+    original = ddlsim.run.simulate.complete
+    monkeypatch.setattr("ddlsim.run.simulate.complete", complete)
+    result = ddlsim.simulate(
+        star(4, bandwidth="1 GB/s", latency="20 us"), "digits-cnn", batch_size=8, workers=4,
+        compute=Affine(0.1, 0.0), compression=ddlsim.ErrorFeedback(ddlsim.Threshold(0.01)), training=training,
+        faults=[Stop(0, time, 0.001) for time in range(1, 1001)], checkpoints=Checkpoints("1 s", stall="10 ms"),
+    )  # fmt: skip
+    assert result.failure_timeline.finished
+    assert 12 < sum(len(each.recorder.updates) for each in simulated) < 150  # of 4,096
+
+
 def test_timelines_differ_in_their_faults() -> None:
     lived = ddlsim.simulate(experiment("LocalSGD(4)", faults=FAULTS["stop"], checkpoints=NEVER, max_time="60 s"))
     steps = [timeline.steps for timeline in lived.timelines(4)]
