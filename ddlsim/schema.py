@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import functools
 import inspect
 import json
 import math
@@ -115,10 +116,13 @@ def _entries(annotation: Any) -> Any:
     return next((typing.get_args(each)[1] for each in mappings), None)
 
 
+_evaluated = functools.cache(annotations_of)  # each field of an object asks for those of all fields
+
+
 def _annotations(make: Callable[..., object]) -> dict[str, object]:
     """Return the annotations of the arguments of a function or class; empty for a class with local names in them."""
     try:
-        return annotations_of(make)
+        return _evaluated(make)
     except NameError:
         return {}
 
