@@ -62,6 +62,7 @@ def pytest_collection():
         return (yield)
     finally:
         gc.freeze()  # nor is it looked through while tests run
+        gc.set_threshold(20_000, 10, 10)  # syntax trees, for example, are many objects without cycles
         gc.enable()
 
 

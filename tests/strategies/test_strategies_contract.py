@@ -106,11 +106,13 @@ def asked(text):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) > 1):
             continue
         function, (thing, which) = node.func.id, node.args[:2]
+        if function not in ("getattr", "hasattr", "isinstance", "issubclass"):
+            continue
         of_strategy = re.search(r"(strategy|carrier)[\])}]*$", ast.unparse(thing))
         names = {getattr(each, "id", getattr(each, "attr", "")) for each in ast.walk(which)}
         of_class = function in ("isinstance", "issubclass") and names & CLASSES
         method = isinstance(which, ast.Constant) and which.value in contract.OPTIONAL
-        if function in ("getattr", "hasattr", "isinstance", "issubclass") and (of_strategy or method or of_class):
+        if of_strategy or method or of_class:
             found.append(node.lineno)
     return found
 
