@@ -15,7 +15,7 @@ BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
 PYTHON = [text for kind, text in BLOCKS if kind == "python"]
 
 
-@pytest.mark.parametrize("code", few(PYTHON, 2, start=2), ids=range(len(PYTHON)))
+@pytest.mark.parametrize("code", few(PYTHON, 2, start=1), ids=range(len(PYTHON)))
 def test_python_block_runs(code, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
