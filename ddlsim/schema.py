@@ -66,6 +66,7 @@ class Source:
 
 
 UNTRUSTED = Source()
+_evaluated = functools.cache(annotations_of)  # each field of an object asks for those of all fields
 
 
 def refuse_code(text: object, where: str) -> None:
@@ -80,10 +81,8 @@ def refuse_code(text: object, where: str) -> None:
 def members(annotation: Any) -> Iterator[Any]:
     """Yield the types of a union, without their validation rules."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Annotated:
-        yield from members(inner[0])
-    elif origin is typing.Union or origin is types.UnionType:
-        for each in inner:
+    if origin in (Annotated, typing.Union, types.UnionType):
+        for each in inner[:1] if origin is Annotated else inner:
             yield from members(each)
     else:
         yield annotation
@@ -114,9 +113,6 @@ def _entries(annotation: Any) -> Any:
     """Return the annotation of the values of an annotation's mappings, or None if it has none."""
     mappings = (each for each in members(annotation) if typing.get_origin(each) in (dict, collections.abc.Mapping))
     return next((typing.get_args(each)[1] for each in mappings), None)
-
-
-_evaluated = functools.cache(annotations_of)  # each field of an object asks for those of all fields
 
 
 def _annotations(make: Callable[..., object]) -> dict[str, object]:
