@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import functools
 import inspect
 import json
 import math
@@ -65,6 +66,7 @@ class Source:
 
 
 UNTRUSTED = Source()
+_evaluated = functools.cache(annotations_of)  # each field of an object asks for those of all fields
 
 
 def refuse_code(text: object, where: str) -> None:
@@ -79,10 +81,8 @@ def refuse_code(text: object, where: str) -> None:
 def members(annotation: Any) -> Iterator[Any]:
     """Yield the types of a union, without their validation rules."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Annotated:
-        yield from members(inner[0])
-    elif origin is typing.Union or origin is types.UnionType:
-        for part in inner:
+    if origin in (Annotated, typing.Union, types.UnionType):
+        for part in inner[:1] if origin is Annotated else inner:
             yield from members(part)
     else:
         yield annotation
@@ -118,7 +118,7 @@ def _entries(annotation: Any) -> Any:
 def _annotations(make: Callable[..., object]) -> dict[str, object]:
     """Return the annotations of the arguments of a function or class; empty for a class with local names in them."""
     try:
-        return annotations_of(make)
+        return _evaluated(make)
     except NameError:
         return {}
 

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import typer.testing
 
 HERE = Path(__file__).parent
 #: folders whose tests do not need the event kernel, which takes a while to compile
@@ -47,6 +48,8 @@ def pytest_configure():
     stderr is looked at, and must not depend on what is in the cache.
     """
     os.environ["DDLSIM_QUIET"] = "1"
+    # Typer builds all commands anew for each command line, which takes longer than most of them.
+    typer.main.get_command = typer.testing._get_command = functools.cache(typer.main.get_command)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -59,6 +62,7 @@ def pytest_collection():
         return (yield)
     finally:
         gc.freeze()  # nor is it looked through while tests run
+        gc.set_threshold(20_000, 10, 10)  # syntax trees, for example, are many objects without cycles
         gc.enable()
 
 

@@ -11,7 +11,7 @@ import importlib
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -140,8 +140,11 @@ def has_member(path: Path, owner: ast.ClassDef, member: str) -> bool:
     return False
 
 
-def prose(path: Path) -> Iterator[tuple[int, str, list[ast.ClassDef]]]:
-    """Yield (line, text, classes around it) of every docstring and comment of a source file."""
+def prose(path: Path, is_relevant: Callable[[str], object] = len) -> Iterator[tuple[int, str, list[ast.ClassDef]]]:
+    """Yield (line, text, classes around it) of every docstring and comment of a source file.
+
+    A file without a relevant comment is not tokenized, which takes longer than all else.
+    """
 
     def walk(node: ast.AST, around: list[ast.ClassDef]) -> Iterator[tuple[int, str, list[ast.ClassDef]]]:
         inside = [*around, node] if isinstance(node, ast.ClassDef) else around
@@ -155,7 +158,8 @@ def prose(path: Path) -> Iterator[tuple[int, str, list[ast.ClassDef]]]:
     source = path.read_text(encoding="utf-8")
     yield from walk(tree_of(path), [])
     owners = [node for node in tree_of(path).body if isinstance(node, ast.ClassDef)]
-    for token in tokenize.generate_tokens(io.StringIO(source).readline) if "#" in source else ():
+    has_comment = any(is_relevant(line.partition("#")[2]) for line in source.splitlines() if "#" in line)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline) if has_comment else ():
         if token.type == tokenize.COMMENT:
             line = token.start[0]
             yield line, token.string, [n for n in owners if n.lineno <= line <= (n.end_lineno or 0)]

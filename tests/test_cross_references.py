@@ -55,6 +55,10 @@ def text_of(page):
     return page.read_text(encoding="utf-8")
 
 
+def names_any(text):
+    return any(pattern.search(text) for pattern in (ROLE, DOTTED, CODE, PATH))
+
+
 def not_here(text):
     """Return the modules, names in them and files that a text names and that are not here."""
     names = [name for name in DOTTED.findall(text) if not exists(name) and not is_here(name)]
@@ -65,9 +69,9 @@ def not_here(text):
 def test_what_docstrings_and_comments_name_exists():
     missing = []
     for path in SOURCES:
-        if not any(pattern.search(text_of(path)) for pattern in (ROLE, DOTTED, CODE, PATH)):
+        if not names_any(text_of(path)):
             continue
-        for line, text, around in prose(path):
+        for line, text, around in prose(path, names_any):
             roles = [target for role, target in ROLE.findall(text) if not resolves(role, target, path, around)]
             missing += [f"{path.relative_to(ROOT)}:{line}: {name}" for name in [*roles, *not_here(text)]]
     assert not missing

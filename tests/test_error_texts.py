@@ -37,23 +37,19 @@ def text_of(node: ast.AST) -> str:
 
 
 @cache
-def trees() -> dict[str, ast.Module]:
-    return {str(path.relative_to(FOLDER)): ast.parse(path.read_text()) for path in sorted(FOLDER.rglob("*.py"))}
+def read() -> tuple[list[tuple[str, str]], set[str]]:
+    """Return place and text of the messages that are passed to the classes of errors, and the names that may be called.
 
-
-def messages() -> Iterator[tuple[str, str]]:
-    """Return place and text of the messages that are passed to the classes of errors."""
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ERRORS and node.args:
-                yield f"{path}:{node.lineno}", text_of(node.args[0])
-
-
-@cache
-def defined() -> set[str]:
-    """Return the names of all functions and classes in ddlsim."""
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    return {node.name for tree in trees().values() for node in ast.walk(tree) if isinstance(node, kinds)}
+    Syntax trees are not kept: they would slow down every collection of garbage.
+    """
+    messages, names = [], WORDS | set(dir(builtins))
+    for path in sorted(FOLDER.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ERRORS and node.args:
+                messages.append((f"{path.relative_to(FOLDER)}:{node.lineno}", text_of(node.args[0])))
+    return messages, names
 
 
 def problems(text: str) -> Iterator[str]:
@@ -68,7 +64,7 @@ def problems(text: str) -> Iterator[str]:
                 yield name
                 break
     for match in CALLED.finditer(text):
-        if match[1] not in defined() | WORDS | set(dir(builtins)):
+        if match[1] not in read()[1]:
             yield f"{match[1]}()"
         called = getattr(ddlsim, match[1], None)
         if called is not None:
@@ -80,7 +76,7 @@ def problems(text: str) -> Iterator[str]:
 
 def test_names_in_messages_exist() -> None:
     """Among them ``Parallel(tensor=...)``, which replaced a function without such a name."""
-    wrong = [f"{place}: {problem}" for place, text in messages() for problem in problems(text)]
+    wrong = [f"{place}: {problem}" for place, text in read()[0] for problem in problems(text)]
     assert wrong == []
 
 
@@ -88,4 +84,4 @@ def test_wrong_names_are_found() -> None:
     text = "set ddlsim.NoSuch(1) or ddlsim.run.no_such, call mesh_pipeline(2), or Parallel(tensors=2, pipeline=2)"
     assert list(problems(text)) == ["ddlsim.NoSuch", "ddlsim.run.no_such", "mesh_pipeline()", "Parallel(tensors=)"]
     assert list(problems("set ddlsim.Training(...), Parallel(tensor={}, pipeline=2) or chunks_at()")) == []
-    assert len(list(messages())) > 1000
+    assert len(read()[0]) > 1000

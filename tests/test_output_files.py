@@ -3,6 +3,7 @@
 import ast
 import errno
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -304,6 +305,7 @@ WRITERS = {
     "to_excel", "to_pickle", "to_feather", "write_graphml", "dump", "imwrite", "imsave",
 }  # fmt: skip
 ALWAYS = {"write_text", "write_bytes", "mkstemp", "NamedTemporaryFile", "copyfile", "copy2", "fdopen"}
+SUSPECT = re.compile(rf"\b({'|'.join({'open', *WRITERS, *ALWAYS})})\b")
 #: file -> what it may call: /dev/null; where files are written, rows appended, a store copied to where it can be read
 MAY = {
     "cli/application.py": {"open"}, "output_files.py": {"open", "fdopen", "write_text"}, "measure/table.py": {"open"},
@@ -313,7 +315,8 @@ MAY = {
 
 def direct_writes(path):
     """Yield the calls in a file that would write to a path themselves."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    text = path.read_text(encoding="utf-8")
+    nodes = list(ast.walk(ast.parse(text))) if SUSPECT.search(text) else []
     files = {
         item.optional_vars.id
         for node in nodes

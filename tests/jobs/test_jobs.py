@@ -246,7 +246,8 @@ def test_known_costs_on_a_shared_network_are_those_on_an_idle_one(cluster, cost)
     )  # fmt: skip
     cluster = dataclasses.replace(cluster, calibration=CalibrationTable(curves=[quick]))
     for model in ("lenet5", "resnet18"):
-        one = Experiment(cluster, model, AllReduce("ring", "layer", cost=cost), 1, compute=Measured("1 ms", 1), steps=3)
+        strategy = AllReduce("ring", "layer", cost=cost)
+        one = Experiment(cluster, model, strategy, 1, compute=Measured("1 ms", 1), steps=2, warmup=0)
         alone, paused = run(one), run(one.with_(faults=[Pause(1e6, 1.0)]))
         job = ddlsim.simulate_jobs([Job(one, "a")])["a"]
         assert seen(job) == seen(paused)

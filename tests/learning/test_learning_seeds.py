@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 import pytest
+import scipy
 from draws import few
 from learning_reference import STAR
-from scipy import stats
 
 import ddlsim
 from ddlsim.errors import ConfigError
@@ -51,7 +51,7 @@ def test_processes_change_nothing():
 def test_intervals_are_students():
     values = [0.2, 0.5, 0.9, 0.4]
     found = made_up(*[[0.1, value] for value in values]).accuracy(confidence=0.9)
-    low, high = stats.t.interval(0.9, 3, np.mean(values), stats.sem(values))
+    low, high = scipy.stats.t.interval(0.9, 3, np.mean(values), scipy.stats.sem(values))
     assert (found.mean, found.low, found.high) == pytest.approx((0.5, low, high))
     assert (found.n, found.n_missed, found.median) == (4, 0, 0.45)
 
@@ -59,8 +59,8 @@ def test_intervals_are_students():
 @pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
 def test_quantiles_of_students_t_are_scipys(level):
     for dof in (1, 2, 2.5, 3, 9, 50.5, 199):
-        assert t_quantile(dof, level) == pytest.approx(stats.t.ppf(0.5 + level / 2, dof), rel=1e-10)
-    assert t_quantile(math.inf, level) == pytest.approx(stats.norm.ppf(0.5 + level / 2), rel=1e-12)
+        assert t_quantile(dof, level) == pytest.approx(scipy.stats.t.ppf(0.5 + level / 2, dof), rel=1e-10)
+    assert t_quantile(math.inf, level) == pytest.approx(scipy.stats.norm.ppf(0.5 + level / 2), rel=1e-12)
 
 
 def test_intervals_do_not_go_beyond_what_there_is():
@@ -147,7 +147,7 @@ def test_a_curve_joins_evaluations_and_goes_as_far_as_the_last_seed():
     curve = several.curve("accuracy", "time")
     assert curve.index.tolist() == [0.0, 1.0, 2.0, 3.0]
     assert curve["mean"].tolist() == pytest.approx([0.1, 0.3, 0.6, 0.65])
-    half = stats.t.ppf(0.975, 1) * stats.sem([0.9, 0.4])
+    half = scipy.stats.t.ppf(0.975, 1) * scipy.stats.sem([0.9, 0.4])
     assert (curve["high"] - curve["mean"]).iloc[-1] == pytest.approx(half)
     runs = several.runs
     shifted = dataclasses.replace(runs[1], history=tuple(r._replace(time=r.time + 0.5) for r in runs[1].history))

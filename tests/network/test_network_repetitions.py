@@ -277,8 +277,8 @@ def overtaken_while_the_window_opens():
     return machines(3), Schedule(3, 1, (rounds,)), [0.0] * 3
 
 
-@pytest.mark.parametrize("share", seeds(1, 25))  # of 3,000 examples
-@settings(max_examples=120, deadline=None)
+@pytest.mark.parametrize("share", seeds(1, 50))  # of 3,000 examples
+@settings(max_examples=60, deadline=None)
 @example(overtaken_while_the_window_opens(), {"transport": "tcp-cubic", "sharing": "fifo"}, 5e-6)
 @given(cases(), transports(), st.sampled_from([5e-6, 5e-5, 1e-3]))
 def test_repeated_rounds_are_the_rounds_written_out_with_any_transport(share, case, details, latency):

@@ -388,11 +388,11 @@ def test_timelines_show_what_a_worker_that_is_away_at_the_end_was_doing(tmp_path
 @pytest.mark.parametrize("mtbf", ["1 s", "0.05 s"])
 def test_short_trainings_sample_only_failures_that_they_reach(mtbf):
     """Without max_time, those of 30 days are not sampled beforehand: there would be more than a million."""
-    fields = {"batch_size": 32, "workers": 4, "training": Training("digits", updates=3000)}
+    fields = {"batch_size": 32, "workers": 4, "training": Training("digits", updates=1000)}
     failures = Failures(mtbf, repair="0.1 s", restart="10 ms", detection="1 ms")
     runs = [
         ddlsim.simulate("office-1gbe", "digits-cnn", FREE["downpour"], failures=failures, **fields, **more)
         for more in ({}, {"max_time": "600 s"})
     ]
-    assert runs[0].simulated_time == runs[1].simulated_time < 10.0
+    assert runs[0].simulated_time == runs[1].simulated_time < 4.0
     assert runs[0].goodput == runs[1].goodput

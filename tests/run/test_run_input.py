@@ -131,8 +131,9 @@ def test_devices_of_a_machine_share_its_processors_and_its_way():
     copied = Input(sample_bytes=1.0, decoded_bytes=1e6)
 
     def step(input):
+        compute = Measured(0.001, BATCH)
         return ddlsim.simulate(
-            machine, "lenet5", ddlsim.LocalSGD(1000), BATCH, compute=Measured(0.001, BATCH), input=input, warmup=10
+            machine, "lenet5", ddlsim.LocalSGD(1000), BATCH, compute=compute, input=input, steps=100, warmup=10
         ).step_time
 
     assert step(prepared) == pytest.approx(4 * 0.008, rel=1e-4)

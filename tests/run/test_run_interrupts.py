@@ -3,6 +3,7 @@
 from concurrent.futures import Future
 
 import pytest
+from draws import few
 
 import ddlsim
 from ddlsim import Job
@@ -62,7 +63,7 @@ def interrupted_in(monkeypatch):
 
 
 @pytest.mark.parametrize("name", MANY)
-@pytest.mark.parametrize("n_before", [1, 2])
+@pytest.mark.parametrize("n_before", few([1, 2], 1))
 def test_finished_simulations_are_returned(name, n_before, interrupted_in):
     simulate, n_first = MANY[name]
     _, parts = simulate()

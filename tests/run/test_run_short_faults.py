@@ -55,7 +55,7 @@ def experiment(strategy: str, **options: object) -> Experiment:
 )
 def test_a_lifetime_has_the_goodput_of_a_run_with_the_same_faults(strategy: str, fault: str) -> None:
     one = experiment(strategy, faults=FAULTS[fault])
-    run = ddlsim.simulate(one.with_(steps=2000, warmup=0))
+    run = ddlsim.simulate(one.with_(steps=1000, warmup=0))
     lived = ddlsim.simulate(one.with_(checkpoints=NEVER, max_time=run.simulated_time))
     assert lived.goodput == pytest.approx(run.throughput, rel=0.02)
     assert lived.undisturbed.throughput > run.throughput
@@ -70,7 +70,7 @@ def test_many_faults_go_on_as_the_first(strategy: str) -> None:
     assert ddlsim.simulate(one.with_(checkpoints=NEVER)).goodput == pytest.approx(run.throughput, rel=0.02)
 
 
-@pytest.mark.parametrize("seed", seeds(2, 40))
+@pytest.mark.parametrize("seed", seeds(1, 40))
 def test_the_time_between_faults_does_not_matter(seed: int) -> None:
     """A run without jitter repeats its cycles: what is left out of the time between faults at known times is exact."""
     draw = random.Random(f"short faults {seed}")
@@ -85,7 +85,7 @@ def test_the_time_between_faults_does_not_matter(seed: int) -> None:
     assert lived.failure_timeline.steps == pytest.approx(len(run.recorder.updates), abs=1)
 
 
-@pytest.mark.parametrize("duration", few([0.4, 1.0, 1.1, 1.4, 2.0], 2))
+@pytest.mark.parametrize("duration", few([0.4, 1.0, 1.1, 1.4, 2.0], 1, start=2))
 @pytest.mark.parametrize("strategy", few(["LocalSGD(16)", "AllReduce", "DPSGD"], 2))
 def test_a_link_without_other_routes_is_used_as_soon_as_it_has_recovered(strategy: str, duration: float) -> None:
     """Although the fabric avoids it for another second."""

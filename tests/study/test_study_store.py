@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
+import scipy
 from study_parts import BASE, VARY, Notes, Raises
 
 import ddlsim
@@ -255,7 +255,7 @@ def test_means_have_student_t_intervals():
     table = Study(BASE, {"workers": [2, 4]}, seeds=4).run(jobs=1)
     for i, workers in enumerate((2, 4)):
         values = table.frame.loc[table.frame["workers"] == workers, "throughput"]
-        low, high = stats.t.interval(0.95, 3, values.mean(), stats.sem(values))
+        low, high = scipy.stats.t.interval(0.95, 3, values.mean(), scipy.stats.sem(values))
         row = table.summary.iloc[i]
         assert (row["n"], row["throughput"]) == (4, pytest.approx(values.mean()))
         assert (row["throughput_low"], row["throughput_high"]) == (pytest.approx(low), pytest.approx(high))

@@ -86,7 +86,7 @@ def test_frames_are_found_where_they_are_the_cause(rate, latency, seed):
 
 def test_a_rate_that_no_usual_window_explains_is_a_bandwidth():
     slow = pair(0.3 * 1.25e9, 20e-3)
-    messages = [measured(n, collective_time(slow, "binomial", n, kind="broadcast")) for n in SIZES]
+    messages = [measured(n, collective_time(slow, "binomial", n, kind="broadcast")) for n in SIZES[::2]]
     found = values(calibrate(messages, pair(1.25e9, 20e-3)))
     assert "window" not in found
     assert found["bandwidth"] == pytest.approx(0.3 * 1.25e9, rel=0.01)
