@@ -140,7 +140,7 @@ class Episodes:
         if alone and key not in self._episodes and len(self._episodes) < _KEPT:
             before = self._books()
             shapes = [self._engine.shape(number) for number in ids]
-            n_messages, n_rows = sum(each.n_deliveries for each in shapes), sum(each.n_messages for each in shapes)
+            n_messages, n_rows = sum(shape.n_deliveries for shape in shapes), sum(shape.n_messages for shape in shapes)
             pays = n_messages >= max(FOLDED, REPEATED * n_rows) and not self._bystanders
             folded = course(self._engine, ids, before, now) if pays else None
             if folded is not None:

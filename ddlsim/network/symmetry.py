@@ -240,7 +240,7 @@ def _simulated(
     if ends.max() != part.net.reals.now:  # NaN: not ended
         return None
     by_thread = np.split(ends[thread_class], of.threads[1:-1])
-    by_rank = [each.reshape(-1, shape.n_ranks).max(axis=0) for each, shape in zip(by_thread, of.shapes, strict=True)]
+    by_rank = [rows.reshape(-1, shape.n_ranks).max(axis=0) for rows, shape in zip(by_thread, of.shapes, strict=True)]
     nbytes, busy = before.nbytes.copy(), before.busy.copy()
     nbytes[:, used] = np.stack([part.net.channels[name][channel_class[used]] for name in words])
     busy[used] = part.net.channels["busy"][channel_class[used]]
@@ -349,12 +349,12 @@ def _numbered(words: _Words) -> tuple[Ints, Ints]:
 
 def _added(before: Floats, times: NDArray[Any], sizes: Floats) -> tuple[float, float]:
     """Return the exact sum of two words and of sizes, each a number of times, rounded to two words."""
-    terms = [each.as_integer_ratio() for each in (*before.tolist(), *sizes.tolist())]
+    terms = [word.as_integer_ratio() for word in (*before.tolist(), *sizes.tolist())]
     scale = max(divisor for _, divisor in terms)  # a power of two, like all divisors
     numbers = [1, 1, *times.astype(np.int64).tolist()]
-    total = sum(n * whole * (scale // divisor) for n, (whole, divisor) in zip(numbers, terms, strict=True))
-    whole, divisor = (total / scale).as_integer_ratio()
-    return total / scale, (total * divisor - whole * scale) / (scale * divisor)
+    total = sum(n * number * (scale // divisor) for n, (number, divisor) in zip(numbers, terms, strict=True))
+    nearest, divisor = (total / scale).as_integer_ratio()
+    return total / scale, (total * divisor - nearest * scale) / (scale * divisor)
 
 
 def _int32(numbers: NDArray[Any]) -> NDArray[np.int32]:

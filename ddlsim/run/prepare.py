@@ -326,12 +326,12 @@ def _with_algorithms(experiment: Experiment, cluster: Cluster, nodes: list[int])
 
 def _suits_levels(experiment: Experiment, used: Collectives, cluster: Cluster, nodes: list[int]) -> bool:
     """Return whether known times and compressed payloads of hierarchical all-reduces are defined for the nodes."""
-    choice, gathers, known = experiment.compression, False, True
+    choice, gathers, is_fixed = experiment.compression, False, True
     compressor = choice.compressor if used.compressor is None and isinstance(choice, Compression) else used.compressor
     if compressor is not None:
-        gathers, known = compressor.traits.collective == "all_gather", compressor.expected_nbytes(1) is not None
+        gathers, is_fixed = compressor.traits.collective == "all_gather", compressor.expected_nbytes(1) is not None
     are_even = not (gathers or used.cost == "nccl") or levels(cluster, tuple(nodes)).places is not None
-    return are_even and (known or not gathers)
+    return are_even and (is_fixed or not gathers)
 
 
 @postponed()

@@ -156,31 +156,32 @@ class Paces:
         return GrowingPace(functools.partial(self._pace_up_to, (clock, work, busy), spans, short, until < length, {}))
 
     def _pace_up_to(
-        self, beginning: Points, spans: list[Span], short: Short, goes_on: bool, known: Known, limit: float
+        self, beginning: Points, spans: list[Span], short: Short, goes_on: bool, simulated: Known, limit: float
     ) -> tuple[Pace, bool]:
         """Return the pace at least until `limit` (s), and whether that is all of it.
 
         beginning  clock, work and computing (s) in the simulated steps
         goes_on    whether the mean pace of the spans continues after them
-        known      progress with short faults in environments that are alike, as far as it has been simulated
+        simulated  progress with short faults in environments that are alike, as far as it has been simulated
         """
         clock, work, busy = beginning[0].copy(), beginning[1].copy(), beginning[2].copy()
         rate, computing, is_all = 0.0, busy[0], False
-        needed = {each.alike: each.offset + min(each.end, limit) - each.begin for each in spans if each.begin <= limit}
+        needed = {span.alike: span.offset + min(span.end, limit) - span.begin for span in spans if span.begin <= limit}
         for span in spans:
             if clock[-1] > limit:
                 break
             rate, computing = self._rates(span.active)
             end = span.offset + span.end - span.begin
             if rate and span.alike in short:
-                if span.alike not in known or known[span.alike].reach < needed[span.alike]:
-                    known[span.alike] = self._progress(span.active, short[span.alike], needed[span.alike])
-                times, done, disturbed = known[span.alike].between(span.offset, end)
+                if span.alike not in simulated or simulated[span.alike].reach < needed[span.alike]:
+                    simulated[span.alike] = self._progress(span.active, short[span.alike], needed[span.alike])
+                progress = simulated[span.alike]
+                times, done, disturbed = progress.between(span.offset, end)
                 clock += (span.begin + (times - span.offset)).tolist()
                 work += (work[-1] + rate * done).tolist()
                 calm = times - span.offset - disturbed
-                busy += list(busy[-1] + np.outer(disturbed, known[span.alike].computing) + np.outer(calm, computing))
-                if known[span.alike].reach < end:
+                busy += list(busy[-1] + np.outer(disturbed, progress.computing) + np.outer(calm, computing))
+                if progress.reach < end:
                     break
             elif span is not spans[-1]:
                 work.append(work[-1] + rate * (span.end - span.begin))
@@ -190,7 +191,7 @@ class Paces:
             is_all = True
             if goes_on:
                 rate, computing = work[-1] / clock[-1], busy[-1] / clock[-1]
-        points = [np.array(each[:1] + each) for each in (clock, work, busy)]
+        points = [np.array(column[:1] + column) for column in (clock, work, busy)]
         return Pace(points[0], points[1], rate, points[2], computing), is_all
 
     def _spans(self, events: Sequence[Event], since: float, until: float) -> tuple[list[Span], Short]:
@@ -391,11 +392,11 @@ def progress(
             continue
         times = np.array([0.0, *(time for time, _ in disturbed.recorder.updates)])
         is_cut = "max_time" in (steady.stop_reason, until == cut and disturbed.stop_reason)
-        known = min(len(times), len(ends)) - is_cut
-        is_all, times, ends = times[-1] >= shortened.end, times[:known], ends[:known]
-        time, done = shortened.given(times), ends + shortened.left_out(shortened.given(times))
+        n_common = min(len(times), len(ends)) - is_cut
+        is_all, times, ends = times[-1] >= shortened.end, times[:n_common], ends[:n_common]
+        time, done = shortened.unshortened(times), ends + shortened.left_out(shortened.unshortened(times))
         if is_cut:
-            if known > n_updates + 2 and time[-2] - begin >= limit:
+            if n_common > n_updates + 2 and time[-2] - begin >= limit:
                 break
             cut *= 2.0
         elif is_all or total >= MOST_STEPS or (n_needed > MOST_STEPS and _standard_error(time, done) <= PRECISION):
@@ -456,7 +457,7 @@ class _Shortened:
         """Return the faults that start before a shortened `time`, with shortened times."""
         return [fault.at(start) for fault, start in zip(self._faults, self._starts, strict=True) if start < time]
 
-    def given(self, times: Floats) -> Floats:
+    def unshortened(self, times: Floats) -> Floats:
         """Return the unshortened times of shortened ones, s."""
         return np.asarray(times + self._omitted[np.searchsorted(self._at, times, "left").clip(1) - 1])
 
