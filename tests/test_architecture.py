@@ -210,3 +210,45 @@ def test_percentages_have_one_format():
     """``percent`` writes them with a space; the format type % would not."""
     texts = {path: path.read_text(encoding="utf-8") for path in MODULES}
     assert [str(path) for path, text in texts.items() if re.search(r":[+,]?[\d.]*%\}", text)] == []
+
+
+#: names that do not say what they hold
+SAY_NOTHING = "each|found|given|known|made|own|travel|ways|whole"
+#: where they are names that users know, or say enough: file -> names
+SAY_ENOUGH = {
+    "collectives/states.py": {"whole"},
+    "compression/contract.py": {"whole"},
+    "jobs/placement.py": {"given"},
+    "planner/recommendation.py": {"found"},
+    "report/trace.py": {"whole"},
+    "run/result.py": {"given", "known", "whole"},
+    "runtime/context.py": {"whole"},
+    "study/table.py": {"known"},
+    "validation/comparison.py": {"known"},
+    "workload/compute.py": {"known"},
+}
+
+
+def bound(path: Path):
+    """Yield the variables, arguments, attributes and functions that a module names."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.FunctionDef):
+            yield node.name
+
+
+def test_names_say_what_they_hold():
+    """A loop over layers has a `layer`, not an `each`."""
+    binding = re.compile(
+        rf"(?:for|as|lambda|def|\(|,|^|self\.)[ ]*_?(?:{SAY_NOTHING})(?:,[\w ]+)*(?: in |:| ?:?=|\(|,|\))", re.MULTILINE
+    )
+    suspect = {path for path in MODULES if binding.search(path.read_text(encoding="utf-8"))}
+    bad = {
+        path.relative_to(PACKAGE).as_posix(): names
+        for path in suspect
+        if (names := {name for name in bound(path) if re.fullmatch(f"_?(?:{SAY_NOTHING})", name)})
+    }
+    assert bad == SAY_ENOUGH
