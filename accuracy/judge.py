@@ -382,9 +382,12 @@ RELEASES = (25.03, 26.02)
 
 def _chunks(row: Row, name: str, pipeline: int) -> int:
     """Return the number of chunks per stage: 1 without a pipeline."""
-    if pipeline == 1 < (chunks := _size(row, name)):
+    chunks = _size(row, name)
+    if pipeline > 1:
+        return chunks
+    if chunks > 1:
         row.notes.append(f"{name} = {chunks}: has no effect without a pipeline")
-    return chunks if pipeline > 1 else 1
+    return 1
 
 
 def _megatron(micro_batch: int, gpus: int, tensor: int, pipeline: int, chunks: int, recompute: str) -> Parallel:

@@ -186,6 +186,16 @@ def test_notes(tmp_path: Path) -> None:
         assert any(note in each for each in judged.notes)
 
 
+@pytest.mark.parametrize(("text", "sizes"), [(BRIDGE, "8,1,{},1,{},1,14451"), (LARGE, "16, 2, {}, {}, 2, 16,")])
+def test_chunks_of_pipelines_shorten_bubbles(tmp_path: Path, text: str, sizes: str) -> None:
+    layouts = ((1, 1), (2, 1), (2, 4))
+    old = sizes.format(1, 1).replace("2, 16,", "2, 64,")
+    judged = [_judged(tmp_path, text, old, sizes.replace("8,1,", "0,1,").format(*layout)) for layout in layouts]
+    assert not any(row.reason or row.notes for row in judged)
+    full, stages, chunks = ((row.predicted or 0.0) ** (-1.0 if row.unit == "s" else 1.0) for row in judged)
+    assert full > chunks > stages
+
+
 def test_releases_of_deepspeed(tmp_path: Path) -> None:
     """On A100, any name that contains DeepSpeed is Megatron-DeepSpeed in bf16."""
     text = LARGE.replace("h100", "a100")
