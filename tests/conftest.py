@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import hypothesis
 import pytest
 import typer.testing
 
@@ -48,6 +49,9 @@ def pytest_configure():
     stderr is looked at, and must not depend on what is in the cache.
     """
     os.environ["DDLSIM_QUIET"] = "1"
+    # how long an example takes depends on the machine and on what else it does
+    hypothesis.settings.register_profile("any speed", hypothesis.settings(), deadline=None)
+    hypothesis.settings.load_profile("any speed")
     # Typer builds all commands anew for each command line, which takes longer than most of them.
     typer.main.get_command = typer.testing._get_command = functools.cache(typer.main.get_command)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
