@@ -10,8 +10,8 @@ each. Open channels have no influence on rates, so they separate no classes: the
 where it crosses a spine. The classes themselves form a network and programs, in which each class is a single channel,
 thread or message. The kernel simulates these with the same additions as the members, which share its results.
 
-Classes are compared by hashes of 64 bits. That different members get the same hash is not ruled out, but unlikely: about
-1e-7 for a million messages.
+Classes are compared by hashes of 64 bits. That different members get the same hash is not ruled out, but unlikely: its
+probability is below 1e-7 for a million different messages (birthday problem).
 """
 
 from __future__ import annotations
